@@ -1,0 +1,1 @@
+"""The operator: rolls target + drafter pairs out and takes them back."""

@@ -1,0 +1,231 @@
+"""What operator and worker agree on: the report, the worker's status, its commands and its metric names.
+
+The operator imports this module and nothing else of the worker, so it stays free of torch. Everything here is frozen
+and forbids unknown fields: a report that this version does not understand is an error, not a guess.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TERMINATION_MESSAGE_LIMIT_BYTES = 4096
+"""Kubernetes cuts a termination message off at 4 KiB; a cut JSON document would be lost whole."""
+
+WORKER_PORT = 8000
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+# --- validation ------------------------------------------------------------------------------------------------------
+
+
+class Verdict(StrEnum):
+    FITS = "Fits"
+    DOES_NOT_FIT = "DoesNotFit"
+    COULD_NOT_CHECK = "CouldNotCheck"
+
+
+class ExitCode(IntEnum):
+    """Of `tandem-worker validate` (0 to 2) and `tandem-worker serve` (3 and up)."""
+
+    FITS = 0
+    DOES_NOT_FIT = 1
+    COULD_NOT_CHECK = 2
+    CHECKPOINT_CHANGED = 3
+    RESOLUTION_DIFFERS = 4
+    CANNOT_LOAD = 5
+
+
+class Severity(StrEnum):
+    ERROR = "Error"
+    WARNING = "Warning"
+    NOTE = "Note"
+
+
+class Finding(Frozen):
+    """One thing seen in a checkpoint. `code` is stable CamelCase; `message` is the sentence a person reads first."""
+
+    code: str
+    severity: Severity
+    message: str
+    file: str = ""
+    where: str = ""  # tensor name or config field
+    found: str = ""
+    expected: str = ""
+    action: str = ""
+
+
+class CaptureIndexes(Frozen):
+    """Which residual streams are captured. Capture index i enters decoder layer i; 0 is the embedding."""
+
+    declared: tuple[int, ...] | None = None  # as the drafter's config writes them
+    declared_at: str = ""  # the config field, or the default that applies
+    engine: tuple[int, ...] = ()  # what the engine that will run makes of them
+    trained_on: tuple[int, ...] | None = None  # what the user says the training run captured
+
+
+class Resolution(Frozen):
+    """What the engine will do with the pair (validation) or did (worker). The two must be equal before a worker serves."""
+
+    capture_indexes: tuple[int, ...]
+    fc_input_width: int
+    fc_applied: bool
+    norm_before_residual: bool
+    loaded: tuple[str, ...]  # drafter parameters read from the drafter's files, sorted
+    shared: tuple[str, ...]  # drafter parameters borrowed from the target, sorted
+    missing: tuple[str, ...]  # drafter parameters that nothing provides, sorted
+    dropped: tuple[str, ...]  # tensors of the drafter's files that no parameter takes, sorted
+
+
+class ProbeResult(Frozen):
+    """Acceptance measured by running the pair on calibration prompts."""
+
+    prompts: int
+    drafts: int
+    accepted_per_position: tuple[int, ...]
+    draft_length: int
+    accept_length: float  # 1 + accepted / drafts
+    position0: float
+    threshold: float  # of accept length
+    diagnosis: str = ""  # a sentence that names the cause, when one was found
+
+
+class Fingerprints(Frozen):
+    """Of the two checkpoints: configs, index, headers, small tensors, sizes, sampled blocks. `sha256:` + 64 hex digits."""
+
+    target: str
+    drafter: str
+
+
+class ValidationReport(Frozen):
+    """The verdict on a pair. Written in full to the log and, shortened, to the termination message."""
+
+    verdict: Verdict
+    mode: str  # Static or Probe
+    summary: str  # one sentence with figures
+    findings: tuple[Finding, ...] = ()
+    findings_omitted: int = 0
+    capture_indexes: CaptureIndexes | None = None
+    resolution: Resolution | None = None
+    probe: ProbeResult | None = None
+    fingerprints: Fingerprints | None = None
+
+    def termination_message(self) -> str:
+        """JSON of at most 4 KiB: findings are left out from the least severe up, then the resolution's name lists."""
+        order = list(Severity)
+        findings = sorted(self.findings, key=lambda finding: order.index(finding.severity))
+        report = self
+        if self.resolution and _size_bytes(report) > TERMINATION_MESSAGE_LIMIT_BYTES:
+            bare = self.resolution.model_copy(update={"loaded": (), "shared": (), "missing": (), "dropped": ()})
+            report = self.model_copy(update={"resolution": bare})
+        while _size_bytes(report) > TERMINATION_MESSAGE_LIMIT_BYTES and findings:
+            findings.pop()
+            omitted = len(self.findings) - len(findings)
+            report = report.model_copy(update={"findings": tuple(findings), "findings_omitted": omitted})
+        return report.model_dump_json(exclude_defaults=True)
+
+
+def _size_bytes(report: ValidationReport) -> int:
+    return len(report.model_dump_json(exclude_defaults=True).encode())
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
+
+
+class SelfTestOutcome(StrEnum):
+    ALIVE = "Alive"  # at least one draft was accepted
+    NO_LIFE = "NoLife"  # not one accepted over at least SELF_TEST_DRAFTS: ready, speculation off
+    NOT_RUN = "NotRun"  # no drafter, or speculation off from the start
+
+
+SELF_TEST_DRAFTS = 64
+
+
+class SelfTest(Frozen):
+    outcome: SelfTestOutcome
+    drafts: int = 0
+    accepted: int = 0
+
+
+class WorkerStatus(Frozen):
+    """`GET /status`: what the worker really did at start, and what it does now."""
+
+    revision: str
+    model: str
+    resolution: Resolution | None = None  # None without a drafter
+    fingerprints: Fingerprints
+    self_test: SelfTest
+    speculation_enabled: bool
+    speculation_reason: str = ""  # why it is off
+    draft_length: int
+
+
+class WorkerFailure(Frozen):
+    """Termination message of a worker that does not start."""
+
+    reason: str  # CheckpointChanged, ResolutionDiffers, CannotLoad, EngineBroken
+    message: str
+    found: Fingerprints | None = None
+
+
+class SpeculationCommand(Frozen):
+    """Claims of the Ed25519-signed token (JWT, EdDSA) that `POST /admin/speculation` takes as its bearer.
+
+    `aud` is the uid of the one pod it is meant for, `exp` at most COMMAND_VALID_SECONDS after `iat`. The worker holds
+    the public key only (a PEM file, read again at each request, so that a new key needs no restart).
+    """
+
+    aud: str
+    iat: float = Field(ge=0)
+    exp: float = Field(ge=0)
+    enabled: bool
+    reason: str
+
+    @classmethod
+    def to_pod(cls, pod_uid: str, enabled: bool, reason: str, now_seconds: float) -> Self:
+        return cls(
+            aud=pod_uid, iat=now_seconds, exp=now_seconds + COMMAND_VALID_SECONDS, enabled=enabled, reason=reason
+        )
+
+
+COMMAND_VALID_SECONDS = 30
+COMMAND_ALGORITHM = "EdDSA"
+
+ORIGIN_HEADER = "X-Tandem-Origin"
+"""`calibration` marks requests that the operator replays; anything else is a user's."""
+
+
+class Metric(StrEnum):
+    """Names of `GET /metrics`. All counters start at zero, labelled `revision`; further labels in brackets."""
+
+    DRAFTS = "tandem_drafts_total"  # [origin]
+    DRAFT_TOKENS = "tandem_draft_tokens_total"  # [origin]
+    ACCEPTED_TOKENS = "tandem_accepted_tokens_total"  # [origin]
+    ACCEPTED_PER_POSITION = "tandem_accepted_tokens_per_position_total"  # [origin, position]
+    ACCEPT_LENGTH = "tandem_accept_length"  # histogram of tokens emitted per round [origin]
+    REQUESTS = "tandem_requests_total"  # [origin, outcome = finished | cancelled | failed]
+    PROMPT_TOKENS = "tandem_prompt_tokens_total"  # [origin]
+    GENERATED_TOKENS = "tandem_generated_tokens_total"  # [origin]
+    # Sums over finished requests of n = 1, d drafts, a accepted at position 0, and their products: from them the
+    # correlation of drafts within a request, and so the design effect, follow.
+    FINISHED_N = "tandem_finished_requests_total"  # [origin]
+    FINISHED_D = "tandem_finished_drafts_total"  # [origin]
+    FINISHED_A = "tandem_finished_accepted0_total"  # [origin]
+    FINISHED_DD = "tandem_finished_drafts_squared_total"  # [origin]
+    FINISHED_AA = "tandem_finished_accepted0_squared_total"  # [origin]
+    FINISHED_DA = "tandem_finished_drafts_accepted0_total"  # [origin]
+    STEP_SECONDS = "tandem_step_seconds"  # histogram [phase = prefill | draft | verify | plain, batch]
+    SPECULATION_ENABLED = "tandem_speculation_enabled"  # gauge, 0 or 1
+    SPEEDUP = "tandem_speedup_estimate"  # gauge, NaN until both kinds of step were timed
+    RUNNING = "tandem_running_requests"  # gauge
+    WAITING = "tandem_waiting_requests"  # gauge
+
+
+class Origin(StrEnum):
+    USER = "user"
+    CALIBRATION = "calibration"
