@@ -1,0 +1,71 @@
+"""The Llama family as a target.
+
+The *residual streams* are what a drafter is fed: stream i enters decoder layer i, 0 is the embedding, n leaves the last
+layer and has not passed the final norm. Shapes as in `layers`; V vocabulary, n decoder layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tandem_worker.checkpoint.description import Target
+from tandem_worker.models.layers import MLP, Attend, Attention, CausalAttention, Linear, RMSNorm, Rope
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        hidden = target.hidden_size
+        self.input_layernorm = RMSNorm(hidden, target.rms_norm_eps)
+        self.self_attn = Attention(hidden, hidden, target.heads, target.kv_heads, target.head_dim)
+        self.post_attention_layernorm = RMSNorm(hidden, target.rms_norm_eps)
+        self.mlp = MLP(hidden, target.intermediate_size)
+
+    def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self.self_attn(layer, self.input_layernorm(x), rotary, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(target.vocab_size, target.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(target) for _ in range(target.layers))
+        self.norm = RMSNorm(target.hidden_size, target.rms_norm_eps)
+
+
+class Llama(nn.Module):
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+        self.model = Body(target)
+        self.lm_head = Linear(target.hidden_size, target.vocab_size)
+        if target.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.rope = Rope(target.rope_theta, target.head_dim)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """tokens and positions [N, R] -> logits [N, R, V] and the streams that `capture` names, [N, R, H] each."""
+        x = F.embedding(tokens, self.model.embed_tokens.weight)
+        rotary = self.rope(positions, x.dtype)
+        streams = {}
+        for i, layer in enumerate(self.model.layers):
+            if i in capture:
+                streams[i] = x
+            x = layer(i, x, rotary, attend)
+        if self.target.layers in capture:
+            streams[self.target.layers] = x
+        return self.lm_head(self.model.norm(x)), streams
+
+    def whole(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Without a cache: tokens [B, T] from position 0 -> logits [B, T, V] and all n + 1 streams, [B, T, H] each."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        indexes = range(self.target.layers + 1)
+        logits, streams = self(tokens, positions, CausalAttention(), indexes)
+        return logits, [streams[i] for i in indexes]
