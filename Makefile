@@ -1,0 +1,62 @@
+# All that a fresh machine needs is Python 3.11 or newer and make. `make demo` and `make test` set up the rest, in the
+# user's cache directory, and find it there the next time. Nothing needs root.
+
+# The first Python that is new enough and can make virtual environments.
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+# The environment holds the dependencies only: a checkout runs its own code, whoever else uses the environment.
+export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/worker:$(CURDIR)/hack
+SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
+RUN = "$(shell $(SETUP) path)/bin/python" -m
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-down test lint format cluster cluster-down crds constraints clean venv kube
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: venv kube ## four acts on a real API server, judged by itself (KEEP=1 leaves it running)
+	@$(RUN) demo $(if $(KEEP),--keep) $(DEMO)
+
+demo-down: venv ## stop what `make demo KEEP=1` left
+	@$(RUN) demo --down
+
+test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose)
+	@$(RUN) pytest $(PYTEST)
+
+lint: venv ## ruff and mypy
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy operator worker hack tests
+
+format: venv ## let ruff lay out and mend the code
+	@$(RUN) ruff format .
+	@$(RUN) ruff check --fix .
+
+cluster: venv kube ## leave a cluster running with Tandem installed; says how to reach it
+	@$(RUN) demo --cluster
+
+cluster-down: demo-down ## stop it
+
+crds: venv ## write crds/ anew from the API models
+	@$(RUN) tandem_operator.api.crd
+
+constraints: python ## choose the newest versions of all packages for constraints.txt
+	@$(SETUP) constraints
+
+clean: ## remove what tools left in this checkout
+	rm -rf build .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "environments and the control plane are kept in $${XDG_CACHE_HOME:-$$HOME/.cache}/tandem, for every checkout"
+
+venv: python
+	@$(SETUP) venv
+
+kube: venv
+	@$(RUN) localcluster build
+
+.PHONY: python
+python:
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 that can make virtual environments:" \
+		"sudo apt-get install python3 python3-venv" >&2; exit 1; }
