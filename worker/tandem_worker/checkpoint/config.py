@@ -1,0 +1,166 @@
+"""Typed access to a checkpoint's JSON configuration. Nothing outside this package sees the raw values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from tandem_worker.checkpoint import strict_json
+from tandem_worker.checkpoint.errors import CheckpointError, error
+from tandem_worker.checkpoint.files import read_bytes
+from tandem_worker.contract import Verdict
+
+LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
+LARGEST_INTEGER = 2**53  # every JSON reader agrees on integers up to here
+
+
+class Config:
+    """One JSON object. `null` counts as absent, as it does for the libraries that write these files.
+
+    Each accessor raises CheckpointError (CouldNotCheck) that names the file, the field, and what was expected.
+    """
+
+    def __init__(self, values: Mapping[str, strict_json.Json], file: Path, prefix: str = "") -> None:
+        self._values = values
+        self.file = file
+        self.prefix = prefix
+
+    def has(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        value = self._value(name, default)
+        if not _is_integer(value) or not minimum <= value <= LARGEST_INTEGER:
+            raise self._wrong(name, value, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._value(name, default)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if math.isfinite(number) and number > 0:
+                return number
+        raise self._wrong(name, value, "a finite number above zero")
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when absent."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(name, value, "a list of strings")
+        return tuple(value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Token ids: one integer or a list of integers, all >= 0; empty when absent."""
+        value = self._value(name, [])
+        items = value if isinstance(value, list) else [value]
+        if not all(_is_integer(item) and 0 <= item <= LARGEST_INTEGER for item in items):
+            raise self._wrong(name, value, "a token id or a list of token ids")
+        return tuple(items)
+
+    def layer_ids(self, name: str) -> tuple[int, ...] | None:
+        """A list of layer ids as written; None when absent. Anything but integers does not fit (CheckpointError)."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        ids = [item for item in value if _is_integer(item)] if isinstance(value, list) else None
+        if ids is None or ids != value:
+            wrong = self._wrong(name, value, "a list of three integers, such as [2, 4, 5]", code="LayerIdsMalformed")
+            raise CheckpointError(*wrong.findings, verdict=Verdict.DOES_NOT_FIT)
+        return tuple(ids)
+
+    def nested(self, name: str) -> Config:
+        """The object under `name`; an empty one when absent."""
+        value = self._value(name, {})
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, value, "an object")
+        return Config(value, self.file, f"{self.prefix}{name}.")
+
+    def states(self, name: str, value: object) -> bool:
+        return self._values.get(name) == value
+
+    def shown(self, name: str) -> str:
+        """The value as a person would see it in the file."""
+        return _short(self._values.get(name))
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(
+                error(
+                    "ConfigFieldMissing",
+                    f"{self.file.name} has no {self.prefix}{name}.",
+                    file=self.file,
+                    where=self.prefix + name,
+                    expected="a value",
+                    action="Add the field, or restore the file from where the checkpoint was published.",
+                )
+            )
+        return value
+
+    def _wrong(self, name: str, value: object, expected: str, code: str = "ConfigFieldInvalid") -> CheckpointError:
+        return CheckpointError(
+            error(
+                code,
+                f"{self.prefix}{name} in {self.file.name} is {_short(value)}; expected {expected}.",
+                file=self.file,
+                where=self.prefix + name,
+                found=_short(value),
+                expected=expected,
+                action="Correct the field.",
+            )
+        )
+
+
+def read_config(file: Path) -> Config:
+    """Raises CheckpointError when the file is missing, unreadable or not one JSON object."""
+    data = read_bytes(file, LARGEST_CONFIG_BYTES)
+    try:
+        value = strict_json.parse(data)
+    except strict_json.JsonError as failure:
+        raise _malformed(file, str(failure)) from None
+    if not isinstance(value, Mapping):
+        raise _malformed(file, f"it holds a {type(value).__name__}, not an object")
+    return Config(value, file)
+
+
+def _malformed(file: Path, reason: str) -> CheckpointError:
+    finding = error(
+        "ConfigMalformed",
+        f"{file.name} is not readable as JSON: {reason}.",
+        file=file,
+        found=reason,
+        expected="one JSON object",
+        action="Restore the file from where the checkpoint was published.",
+    )
+    return CheckpointError(finding)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:  # lists nested almost as deeply as the JSON reader takes
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= 80 else text[:79] + "…"
