@@ -6,7 +6,7 @@ Validation and the engine's loader use the same functions, so that they can not 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container
 
 from tandem_worker.checkpoint import Checkpoint, Drafter, Target, TensorInfo
 from tandem_worker.contract import Resolution
@@ -45,7 +45,7 @@ def drafter_parameters(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     return found
 
 
-def shared_parameters(target: Target, drafter: Drafter, target_tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
+def shared_parameters(target: Target, drafter: Drafter, target_tensors: Container[str]) -> dict[str, str]:
     """Drafter parameter -> the target's tensor that stands in when the drafter's files have none.
 
     Both need equal widths. The embedding also needs the target's vocabulary, the head a draft vocabulary that is the
@@ -53,11 +53,11 @@ def shared_parameters(target: Target, drafter: Drafter, target_tensors: Mapping[
     """
     if drafter.hidden_size != target.hidden_size:
         return {}
-    head = TARGET_EMBEDDING if target.tie_word_embeddings and TARGET_HEAD not in target_tensors else TARGET_HEAD
+    head = TARGET_EMBEDDING if target.tie_word_embeddings else TARGET_HEAD
     candidates = {"embed_tokens.weight": TARGET_EMBEDDING}
     if drafter.draft_vocab_size == target.vocab_size:
         candidates["lm_head.weight"] = head
-    return {parameter: key for parameter, key in candidates.items() if key in target_tensors}
+    return {parameter: key for parameter, key in candidates.items() if key in target_names}
 
 
 def resolve(
@@ -65,11 +65,11 @@ def resolve(
 ) -> Resolution:
     """What the builtin engine will do with the pair.
 
-    d2t and t2d are needed unless the draft vocabulary is the whole; then draft ids are target ids.
+    d2t and t2d are needed unless the drafter drafts its whole vocabulary; then draft ids are target ids.
     """
     loaded = drafter_parameters(drafter_checkpoint).keys()
     shareable = shared_parameters(target, drafter, target_checkpoint.tensors).keys()
-    optional = VOCABULARY if drafter.draft_vocab_size == target.vocab_size else ()
+    optional = VOCABULARY if drafter.draft_vocab_size == drafter.vocab_size else ()
     absent = [name for name in PARAMETERS if name not in loaded and name not in optional]
     return Resolution(
         capture_indexes=drafter.capture_indexes,

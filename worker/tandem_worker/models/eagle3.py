@@ -41,8 +41,9 @@ class Eagle3(nn.Module):
         self.norm = RMSNorm(drafter.hidden_size, drafter.rms_norm_eps)
         self.lm_head = Linear(drafter.hidden_size, drafter.draft_vocab_size)
         self.rope = Rope(drafter.rope_theta, drafter.head_dim)
-        self.d2t: Tensor  # offsets: target id = draft id + d2t[draft id]
+        self.d2t: Tensor  # [Vd] offsets: target id = draft id + d2t[draft id]
         self.register_buffer("d2t", torch.zeros(drafter.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(drafter.vocab_size, dtype=torch.bool))  # [V] which ids can be drafted
 
     @property
     def target_ids(self) -> Tensor:
@@ -51,17 +52,20 @@ class Eagle3(nn.Module):
 
     def fuse(self, streams: list[Tensor]) -> Tensor:
         """Captured streams, in the order of the capture indexes, [N, R, H of the target] each -> feature [N, R, H]."""
-        return self.fc(torch.cat(streams, -1))
+        feature: Tensor = self.fc(torch.cat(streams, -1))
+        return feature
 
-    def step(self, embedding: Tensor, feature: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """embedding, feature [N, R, H], positions [N, R] -> hidden [N, R, H], logits [N, R, Vd].
-
-        The hidden state is the next step's feature.
-        """
+    def step(self, embedding: Tensor, feature: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """embedding, feature [N, R, H], positions [N, R] -> hidden [N, R, H], which is the next step's feature."""
         layer = self.midlayer
         normed = layer.hidden_norm(feature)
         both = torch.cat([layer.input_layernorm(embedding), normed], -1)  # [N, R, 2H]
         x = normed if self.norm_before_residual else feature
         x = x + layer.self_attn(0, both, self.rope(positions, x.dtype), attend)
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return x, self.lm_head(self.norm(x))
+        hidden: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """hidden [N, R, H] -> logits over draft ids [N, R, Vd]."""
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits

@@ -51,7 +51,10 @@ class Llama(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """tokens and positions [N, R] -> logits [N, R, V] and the streams that `capture` names, [N, R, H] each."""
+        """tokens and positions [N, R] -> last stream and the streams that `capture` names, [N, R, H] each.
+
+        The head is a call of its own, because most rows of a prompt need none.
+        """
         x = F.embedding(tokens, self.model.embed_tokens.weight)
         rotary = self.rope(positions, x.dtype)
         streams = {}
@@ -61,11 +64,16 @@ class Llama(nn.Module):
             x = layer(i, x, rotary, attend)
         if self.target.layers in capture:
             streams[self.target.layers] = x
-        return self.lm_head(self.model.norm(x)), streams
+        return x, streams
+
+    def head(self, x: Tensor) -> Tensor:
+        """Last stream [N, R, H] -> logits [N, R, V]."""
+        logits: Tensor = self.lm_head(self.model.norm(x))
+        return logits
 
     def whole(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Without a cache: tokens [B, T] from position 0 -> logits [B, T, V] and all n + 1 streams, [B, T, H] each."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         indexes = range(self.target.layers + 1)
-        logits, streams = self(tokens, positions, CausalAttention(), indexes)
-        return logits, [streams[i] for i in indexes]
+        x, streams = self(tokens, positions, CausalAttention(), indexes)
+        return self.head(x), [streams[i] for i in indexes]

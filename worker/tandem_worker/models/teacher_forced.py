@@ -75,7 +75,7 @@ def draft_everywhere(
     newest, attend, proposals = tokens[:, 1:], UnrolledAttention(), []
     for j in range(length):
         positions = torch.arange(j, j + newest.shape[1], device=tokens.device).expand_as(newest)
-        feature, logits = drafter.step(F.embedding(newest, table), feature, positions, attend)
-        newest = target_ids[logits.argmax(-1)]
+        feature = drafter.step(F.embedding(newest, table), feature, positions, attend)
+        newest = target_ids[drafter.head(feature).argmax(-1)]
         proposals.append(newest)
     return torch.stack(proposals)

@@ -1,0 +1,115 @@
+"""Checkpoints into modules: every parameter is read, shared or named as missing; nothing is left to chance.
+
+Modules are made on the meta device, so a parameter that nothing filled can not be mistaken for a random one: using it
+fails.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, Drafter, Target, TensorInfo
+from tandem_worker.checkpoint.errors import error, listed
+from tandem_worker.checks import drafter_parameters, parameter_name, shared_parameters
+from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.llama import Llama
+
+
+class LoadedDrafter(NamedTuple):
+    """The drafter and what was really done. Names of parameters, but `dropped` are names of tensors; all sorted."""
+
+    drafter: Eagle3
+    loaded: tuple[str, ...]
+    shared: tuple[str, ...]
+    missing: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, device: torch.device) -> Llama:
+    """Raises CheckpointError when a parameter is missing or has another shape than the config says."""
+    with torch.device("meta"):
+        llama = Llama(target)
+    wanted = dict(llama.named_parameters())  # a tied head counts once, as the embedding
+    missing = sorted(wanted.keys() - checkpoint.tensors.keys())
+    if missing:
+        message = f"The target {checkpoint.path} lacks {listed(missing)}."
+        action = "Restore the checkpoint, or correct num_hidden_layers or tie_word_embeddings in its config."
+        raise CheckpointError(error("ParameterMissing", message, file=checkpoint.path, where=missing[0], action=action))
+    tensors = _read({name: checkpoint.tensors[name] for name in wanted}, wanted, dtype, device)
+    llama.load_state_dict(tensors, strict=False, assign=True)
+    if target.tie_word_embeddings:
+        llama.lm_head.weight = llama.model.embed_tokens.weight  # assigning has parted them
+    return llama.requires_grad_(False).eval()
+
+
+def load_drafter(
+    checkpoint: Checkpoint, drafter: Drafter, llama: Llama, dtype: torch.dtype, device: torch.device
+) -> LoadedDrafter:
+    """Parameters that only the target has are shared with it, not copied. Missing ones stay on the meta device.
+
+    Raises CheckpointError when a tensor has another shape than the config says.
+    """
+    with torch.device("meta"):
+        eagle3 = Eagle3(drafter)
+    wanted = eagle3.state_dict()
+    found = {name: info for name, info in drafter_parameters(checkpoint).items() if name in wanted}
+    own = _read(found, wanted, dtype, device)
+    lendable = dict(llama.named_parameters())
+    shareable = shared_parameters(llama.target, drafter, lendable)
+    shared = {name: lendable[key] for name, key in shareable.items() if name in wanted and name not in own}
+    same = _same_vocabulary(drafter, device) if drafter.draft_vocab_size == drafter.vocab_size else {}
+    eagle3.load_state_dict({**same, **shared, **own}, strict=False, assign=True)
+    return LoadedDrafter(
+        eagle3.requires_grad_(False).eval(),
+        loaded=tuple(sorted(own)),
+        shared=tuple(sorted(shared)),
+        missing=tuple(sorted(wanted.keys() - own.keys() - shared.keys() - same.keys())),
+        dropped=tuple(sorted(key for key in checkpoint.tensors if parameter_name(key) is None)),
+    )
+
+
+def _same_vocabulary(drafter: Drafter, device: torch.device) -> dict[str, Tensor]:
+    """Draft ids that are target ids need no map in the files."""
+    size = drafter.draft_vocab_size
+    return {
+        "d2t": torch.zeros(size, dtype=torch.int64, device=device),
+        "t2d": torch.ones(size, dtype=torch.bool, device=device),
+    }
+
+
+def _read(
+    infos: Mapping[str, TensorInfo], wanted: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Parameter name -> its tensor, floating point as `dtype`, the rest as the module has it."""
+    by_file = defaultdict(list)
+    for name, info in infos.items():
+        if tuple(wanted[name].shape) != info.shape:
+            raise _shape_differs(name, info, tuple(wanted[name].shape))
+        by_file[info.file].append(name)
+    tensors = {}
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt", device=str(device)) as shard:
+            for name in names:
+                kind = dtype if wanted[name].is_floating_point() else wanted[name].dtype
+                tensors[name] = shard.get_tensor(infos[name].name).to(kind)
+    return tensors
+
+
+def _shape_differs(name: str, info: TensorInfo, expected: tuple[int, ...]) -> CheckpointError:
+    message = f"{info.name} in {info.file.name} is {list(info.shape)}; {name} must be {list(expected)} by the config."
+    finding = error(
+        "ShapeDiffers",
+        message,
+        file=info.file,
+        where=info.name,
+        found=list(info.shape),
+        expected=list(expected),
+        action="Use the config.json that was published with these weights.",
+    )
+    return CheckpointError(finding)
