@@ -1,0 +1,1 @@
+"""How each engine is run and read. One module an engine; today the builtin worker."""

@@ -1,0 +1,36 @@
+"""What every API model shares: camelCase names, frozen values, and CEL rules that travel into the CRD."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "tandem.dev"
+VERSION = "v1alpha1"
+KIND = "SpeculativeDeployment"
+PLURAL = "speculativedeployments"
+SHORT_NAME = "specdep"
+
+
+class Rule(NamedTuple):
+    """A CEL rule on the object that carries it, and the sentence that `kubectl apply` prints when it does not hold."""
+
+    rule: str
+    message: str
+
+
+class ApiModel(BaseModel):
+    """Unknown fields are ignored: the API server prunes them, and a newer CRD may know more than this operator."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+
+# Every string, list and map is bounded: the API server estimates the cost of CEL rules from the bounds.
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+ShortText = Annotated[str, Field(max_length=1024)]
+Sentence = Annotated[str, Field(max_length=4096)]
+StringMap = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=64)]
+Quantity = Annotated[int | str, Field(json_schema_extra={"x-kubernetes-int-or-string": True})]

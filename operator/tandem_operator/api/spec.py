@@ -1,0 +1,255 @@
+"""`spec`: what the user wants. Defaults make a five-line spec work; each CEL rule is tested both ways."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from tandem_operator.api.base import ApiModel, Name, Quantity, Rule, ShortText, StringMap
+
+Path = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class HostPathSource(ApiModel):
+    """A folder of the node. A privilege: refused unless the operator was started with a prefix that allows it."""
+
+    path: Path
+    rules: ClassVar = (
+        Rule("self.path.startsWith('/')", "path must be absolute"),
+        Rule("!self.path.split('/').exists(part, part == '..')", "path must not contain '..'"),
+    )
+
+
+class PvcSource(ApiModel):
+    """A folder of a PersistentVolumeClaim in the namespace of the object."""
+
+    claim_name: Name
+    path: Annotated[str, Field(max_length=1024, description="Folder inside the volume; empty: its root.")] = ""
+    rules: ClassVar = (
+        Rule("!self.path.startsWith('/')", "path is relative to the root of the volume; leave out the leading '/'"),
+        Rule("!self.path.split('/').exists(part, part == '..')", "path must not contain '..'"),
+    )
+
+
+class Source(ApiModel):
+    """Where a checkpoint lies: exactly one of the fields."""
+
+    host_path: HostPathSource | None = None
+    pvc: PvcSource | None = None
+    rules: ClassVar = (Rule("has(self.hostPath) != has(self.pvc)", "a source names exactly one of hostPath and pvc"),)
+
+
+class Target(ApiModel):
+    """The large model."""
+
+    source: Source
+
+
+class TrainedOn(ApiModel):
+    """What the training run says of itself; compared with what the engine will do."""
+
+    capture_indexes: Annotated[
+        list[Annotated[int, Field(ge=0, le=1024)]],
+        Field(
+            min_length=1,
+            max_length=16,
+            description="Capture index i is the residual stream that enters decoder layer i; 0 is the embedding.",
+        ),
+    ]
+
+
+class Drafter(ApiModel):
+    """The EAGLE-3 head that proposes tokens."""
+
+    source: Source
+    trained_on: TrainedOn | None = None
+
+
+class Speculation(ApiModel):
+    """How the pair speculates."""
+
+    enabled: bool = True
+    draft_length: Annotated[int, Field(ge=1, le=8, description="Tokens proposed per round.")] = 5
+
+
+class EngineType(StrEnum):
+    BUILTIN = "builtin"
+
+
+class Engine(ApiModel):
+    """What runs the pair."""
+
+    type: EngineType = EngineType.BUILTIN
+    image: Annotated[str, Field(max_length=512, description="Default: the operator's worker image.")] | None = None
+
+
+class Resources(ApiModel):
+    """Of each worker, as in a container."""
+
+    limits: Annotated[dict[str, Quantity], Field(max_length=16)] = {}
+    requests: Annotated[dict[str, Quantity], Field(max_length=16)] = {}
+
+
+class ValidationMode(StrEnum):
+    STATIC = "Static"
+    PROBE = "Probe"
+
+
+class Enforcement(StrEnum):
+    ENFORCE = "Enforce"
+    WARN = "Warn"
+
+
+class Validation(ApiModel):
+    """What is checked before a worker starts. Static reads configs and headers; Probe also runs the pair."""
+
+    mode: ValidationMode = ValidationMode.STATIC
+    enforcement: Annotated[
+        Enforcement, Field(description="Enforce: a pair that does not fit, or could not be checked, is not rolled out.")
+    ] = Enforcement.ENFORCE
+
+
+class Step(ApiModel):
+    """A share of the replicas, in percent, that the canary gets."""
+
+    weight: Annotated[int, Field(ge=1, le=99)]
+
+
+class Analysis(ApiModel):
+    """How often acceptance is judged."""
+
+    interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+
+
+class Rollout(ApiModel):
+    """How a revision replaces the one that serves."""
+
+    steps: Annotated[list[Step], Field(max_length=20)] = [Step(weight=10), Step(weight=50)]
+    max_surge: Annotated[int, Field(ge=0, le=1000, description="Workers above replicas; 0 without a spare GPU.")] = 1
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
+    progress_deadline_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+    analysis: Analysis = Analysis()
+    rules: ClassVar = (
+        Rule("self.maxSurge > 0 || self.maxUnavailable > 0", "maxSurge and maxUnavailable must not both be 0"),
+        Rule(
+            "self.steps.map(s, s.weight).isSorted() "
+            "&& self.steps.all(s, self.steps.exists_one(t, t.weight == s.weight))",
+            "the weights of steps must rise",
+        ),
+    )
+
+
+class OnCollapse(StrEnum):
+    ROLLBACK = "Rollback"
+    DISABLE_SPECULATION = "DisableSpeculation"
+    ALERT = "Alert"
+
+
+class Guard(ApiModel):
+    """When acceptance counts as collapsed, and what then happens. Changes take effect without a rollout."""
+
+    min_accept_length: Annotated[
+        float, Field(ge=1, le=9, description="Tokens per target forward, bonus token included; 1.0: nothing accepted.")
+    ] = 1.3
+    on_collapse: OnCollapse = OnCollapse.ROLLBACK
+
+
+class NamedReference(ApiModel):
+    name: Name
+
+
+class KeyReference(ApiModel):
+    name: Name
+    key: Name
+
+
+class EnvSource(ApiModel):
+    """Where the value of a variable comes from: exactly one of the fields."""
+
+    secret_key_ref: KeyReference | None = None
+    config_map_key_ref: KeyReference | None = None
+    rules: ClassVar = (
+        Rule(
+            "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+            "valueFrom names exactly one of secretKeyRef and configMapKeyRef",
+        ),
+    )
+
+
+class EnvVar(ApiModel):
+    name: Name
+    value: Annotated[str, Field(max_length=8192)] | None = None
+    value_from: EnvSource | None = None
+    rules: ClassVar = (Rule("!(has(self.value) && has(self.valueFrom))", "value and valueFrom exclude each other"),)
+
+
+class Toleration(ApiModel):
+    key: Annotated[str, Field(max_length=316)] | None = None
+    operator: Annotated[str, Field(pattern="^(Exists|Equal)$", max_length=16)] | None = None
+    value: Annotated[str, Field(max_length=63)] | None = None
+    effect: Annotated[str, Field(pattern="^(NoSchedule|PreferNoSchedule|NoExecute)$", max_length=32)] | None = None
+    toleration_seconds: int | None = None
+
+
+class Pod(ApiModel):
+    """Where and how the workers are scheduled; the validation Job takes the same."""
+
+    node_selector: StringMap = {}
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
+    affinity: Annotated[
+        dict[str, Any],
+        Field(
+            json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+            description="As in a pod; the API server checks it when the workers are created.",
+        ),
+    ] = {}
+    runtime_class_name: Name | None = None
+    priority_class_name: Name | None = None
+    image_pull_secrets: Annotated[list[NamedReference], Field(max_length=16)] = []
+    env: Annotated[list[EnvVar], Field(max_length=64)] = []
+    labels: StringMap = {}
+    annotations: StringMap = {}
+    rules: ClassVar = (
+        Rule(
+            "!self.labels.exists(key, key.startsWith('tandem.dev/') || key.startsWith('app.kubernetes.io/'))",
+            "labels must not begin with tandem.dev/ or app.kubernetes.io/: the operator sets these",
+        ),
+    )
+
+
+class Spec(ApiModel):
+    """A pair and how it is run."""
+
+    target: Target
+    drafter: Drafter | None = None
+    speculation: Speculation = Speculation()
+    engine: Engine = Engine()
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    resources: Resources = Resources()
+    validation: Validation = Validation()
+    rollout: Rollout = Rollout()
+    guard: Guard = Guard()
+    pod: Pod = Pod()
+    revision_history_limit: Annotated[int, Field(ge=0, le=100)] = 10
+    model_name: (
+        Annotated[
+            ShortText, Field(description="Name under which /v1/models lists the target; default: the object's name.")
+        ]
+        | None
+    ) = None
+    rules: ClassVar = (
+        Rule(
+            "has(self.drafter) || !self.speculation.enabled",
+            "drafter is required unless speculation.enabled is false",
+        ),
+        Rule(
+            "!has(self.drafter) || self.drafter.source != self.target.source",
+            "drafter.source must differ from target.source: the target cannot be its own drafter",
+        ),
+    )
+
+    @property
+    def speculates(self) -> bool:
+        return self.drafter is not None and self.speculation.enabled

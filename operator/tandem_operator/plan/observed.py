@@ -1,0 +1,103 @@
+"""What the cluster looks like, as plain frozen data: the input of `plan`. Made by `observe`, free of I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tandem_operator.api import SpeculativeDeployment
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.status import Counts
+from tandem_worker.contract import ValidationReport, WorkerFailure, WorkerStatus
+
+
+@dataclass(frozen=True)
+class Pod:
+    name: str
+    uid: str
+    revision: str
+    ready: bool
+    terminating: bool
+    trouble: str = ""  # why it does not become ready, in words: ImagePullBackOff, CrashLoopBackOff, Unschedulable ...
+    failure: WorkerFailure | None = None  # what the worker said when it last refused to start
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a ready pod said over HTTP. None: it could not be read, which is no evidence of anything."""
+
+    status: WorkerStatus | None = None
+    counts: Counts | None = None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    revision: str
+    desired: int
+    ready: int
+
+
+@dataclass(frozen=True)
+class ValidationJob:
+    """`report` is set once the Job ended with one; `problem` says why it ended without one or cannot start."""
+
+    name: str
+    key: str
+    attempt: int
+    finished: bool
+    report: ValidationReport | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """One ControllerRevision."""
+
+    revision: str
+    number: int
+    recipe: Recipe
+    served: bool = False  # it once was stable
+
+
+@dataclass(frozen=True)
+class Observed:
+    resource: SpeculativeDeployment
+    pods: tuple[Pod, ...] = ()
+    workers: tuple[tuple[str, Worker], ...] = ()  # by pod uid
+    deployments: tuple[Deployment, ...] = ()
+    jobs: tuple[ValidationJob, ...] = ()
+    history: tuple[History, ...] = ()  # ascending by number
+
+    def worker(self, pod: Pod) -> Worker:
+        return dict(self.workers).get(pod.uid, Worker())
+
+    def deployment(self, revision: str) -> Deployment:
+        return next((d for d in self.deployments if d.revision == revision), Deployment(revision, 0, 0))
+
+    def of(self, revision: str) -> tuple[Pod, ...]:
+        return tuple(pod for pod in self.pods if pod.revision == revision and not pod.terminating)
+
+    def recipe(self, revision: str) -> Recipe | None:
+        return next((h.recipe for h in self.history if h.revision == revision), None)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator was started with, as far as `plan` needs it."""
+
+    worker_image: str
+    allowed_host_paths: tuple[str, ...]
+    public_key_pem: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """One pass: what was seen, the settings, and the only clock that `plan` knows."""
+
+    observed: Observed
+    settings: Settings
+    now: datetime
+
+
+Manifest = dict[str, Any]

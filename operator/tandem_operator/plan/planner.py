@@ -1,0 +1,199 @@
+"""One pass, from what is observed to what is to be done.
+
+    validation   is the pair proven? until then the spec's revision is not wanted
+    revision     the hash of what the spec asks to run, with the fingerprints of the validated files
+    guard        has the revision that serves collapsed? then it is quarantined
+    goal         which revision should serve: the wanted one, or, if that is quarantined, an earlier one
+    advance      move one canary a step towards being stable, or take it back
+    counts       replicas of every revision, within surge and unavailability
+    speculation  what each ready worker should do; commands for those that do otherwise
+    status       conditions, figures, events
+
+From any state, left by a crash, a hand or an edit in mid-rollout, repeated passes lead to the same end.
+"""
+
+from __future__ import annotations
+
+from tandem_operator import names
+from tandem_operator.api import Status
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.spec import OnCollapse
+from tandem_operator.plan import children, evidence, guard, rollout, summary, validation
+from tandem_operator.plan.conditions import Seen, merge
+from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
+from tandem_operator.plan.observed import Context, Deployment
+from tandem_operator.plan.revisions import recipe as make_recipe
+from tandem_operator.plan.revisions import short_hash
+from tandem_operator.plan.scale import Present, next_counts, shares
+from tandem_operator.plan.verdict import Outcome
+
+
+def plan(context: Context) -> Plan:
+    resource = context.observed.resource
+    if resource.metadata.deletion_timestamp:
+        return Plan(status=resource.status)  # owner references clean up
+    notes = Notes()
+    checked = validation.check(context)
+    notes.seen.append(checked.condition)
+    status = resource.status.model_copy(update={"validation": checked.validation})
+    if checked.job:
+        notes.apply.append(checked.job)
+    if checked.wake_after_seconds is not None:
+        notes.wakes.append(checked.wake_after_seconds)
+    wanted, recipe = _wanted(context, checked)
+    status = _guard_stable(context, status, notes)
+    target = rollout.goal(context, status, wanted)
+    status = rollout.advance(context, status, target, wanted, notes)
+    status = guard.keep_windows(status, status.stable_revision, status.canary_revision)
+    recipes = {h.revision: h.recipe for h in context.observed.history} | ({wanted: recipe} if recipe else {})
+    counts = _counts(context, status)
+    _note_children(context, status, recipes, counts, notes)
+    _note_commands(context, status, recipes, notes)
+    guard.note_metrics(context, notes)
+    status = _summed_up(context, status, wanted, checked, counts, notes)
+    return Plan(
+        status=status,
+        apply=tuple(notes.apply),
+        delete=tuple(notes.delete),
+        events=tuple(notes.events),
+        commands=tuple(notes.commands),
+        calibrate=tuple(notes.calibrate),
+        wake_after_seconds=max(0.2, min(notes.wakes)) if notes.wakes else None,
+    )
+
+
+def _wanted(context: Context, checked: validation.Checked) -> tuple[str, Recipe | None]:
+    """The revision that the spec asks for and its recipe; nothing while the pair may not be rolled out."""
+    if not checked.allowed:
+        return "", None
+    resource = context.observed.resource
+    prints = checked.validation.fingerprints if checked.validation else None
+    recipe = make_recipe(resource.spec, resource.metadata.name, prints)
+    return short_hash(recipe), recipe
+
+
+def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
+    """Steady state: judge the revision that serves, and quarantine it when it collapsed."""
+    stable = status.stable_revision
+    recipe = context.observed.recipe(stable)
+    if recipe is None or not recipe.speculates or rollout.blocked(context, status, stable):
+        return status
+    notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
+    if message := guard.self_test_failed(context, stable):
+        return rollout.quarantine(context, status, stable, "SelfTestFailed", message, notes)
+    status, window, verdict = guard.look(context, status, stable)
+    if verdict is guard.NOT_DUE:
+        return status
+    if window.counts.drafts:
+        status = status.model_copy(update={"acceptance": evidence.acceptance(window)})
+    if verdict.outcome == Outcome.HEALTHY:
+        return guard.with_window(status, evidence.fresh(window, context.now))
+    if verdict.outcome != Outcome.COLLAPSED:
+        return status
+    if context.observed.resource.spec.guard.on_collapse == OnCollapse.ALERT:
+        notes.say("Warning", "Collapsed", f"Revision {stable}: {verdict.message}; guard.onCollapse is Alert")
+        return guard.with_window(status, evidence.fresh(window, context.now))
+    return rollout.quarantine(context, status, stable, verdict.reason, verdict.message, notes)
+
+
+def _counts(context: Context, status: Status) -> dict[str, int]:
+    spec = context.observed.resource.spec
+    present = {d.revision: Present(d.desired, d.ready) for d in context.observed.deployments}
+    stable, canary = status.stable_revision, status.canary_revision
+    for_stable, for_canary = shares(spec.replicas, status.weight, spec.rollout.max_surge)
+    wanted = {canary: for_canary, stable: for_stable} if canary else {stable: spec.replicas}
+    wanted.pop("", None)
+    return next_counts(wanted, present, spec.replicas, spec.rollout.max_surge, spec.rollout.max_unavailable)
+
+
+def _note_children(
+    context: Context, status: Status, recipes: dict[str, Recipe], counts: dict[str, int], notes: Notes
+) -> None:
+    resource, settings = context.observed.resource, context.settings
+    notes.apply += [children.service(resource), children.operator_key(resource, settings)]
+    notes.apply += _records(context, status, recipes)
+    seen = {d.revision: d for d in context.observed.deployments}
+    for revision, replicas in counts.items():
+        idle = replicas == 0 and seen.get(revision, Deployment(revision, 0, 0)).desired == 0
+        if revision not in recipes or (idle and revision not in (status.stable_revision, status.canary_revision)):
+            continue  # a retired revision is left as it is
+        notes.apply.append(children.deployment(resource, settings, revision, recipes[revision], replicas))
+    notes.delete += _outdated(context, status, counts)
+
+
+def _records(context: Context, status: Status, recipes: dict[str, Recipe]) -> list[dict[str, object]]:
+    """ControllerRevisions that are missing, or do not yet say that their revision served."""
+    history = {h.revision: h for h in context.observed.history}
+    number = max((h.number for h in history.values()), default=0) + 1
+    records = []
+    for revision in {status.canary_revision: 0, status.stable_revision: 0}:
+        known = history.get(revision)
+        served = revision == status.stable_revision or bool(known and known.served)
+        if revision not in recipes or (known and known.served == served):
+            continue
+        at = known.number if known else number
+        records.append(children.controller_revision(context.observed.resource, revision, at, recipes[revision], served))
+        number += 0 if known else 1
+    return records
+
+
+def _outdated(context: Context, status: Status, counts: dict[str, int]) -> list[Deletion]:
+    """Revisions beyond the history limit, oldest first; never one that still has workers or a part in the rollout."""
+    name = context.observed.resource.metadata.name
+    retired = [
+        h.revision
+        for h in context.observed.history
+        if h.revision not in (status.stable_revision, status.canary_revision) and not counts.get(h.revision)
+    ]
+    excess = len(retired) - context.observed.resource.spec.revision_history_limit
+    return [
+        Deletion(kind, names.child(name, revision))
+        for revision in retired[: max(0, excess)]
+        for kind in ("Deployment", "ControllerRevision")  # the record last: it names what is left to clean
+    ]
+
+
+def _note_commands(context: Context, status: Status, recipes: dict[str, Recipe], notes: Notes) -> None:
+    """A worker that restarted, or missed a command, is told again."""
+    for pod in context.observed.pods:
+        reported = context.observed.worker(pod).status
+        recipe = recipes.get(pod.revision)
+        if not pod.ready or pod.terminating or reported is None or recipe is None or not recipe.speculates:
+            continue
+        entry = rollout.blocked(context, status, pod.revision)
+        if reported.speculation_enabled == (entry is None):
+            continue
+        notes.commands.append(Command(pod.uid, entry is None, entry.reason if entry else "Healthy"))
+        notes.wakes.append(1.0)  # see it done
+
+
+def _summed_up(
+    context: Context,
+    status: Status,
+    wanted: str,
+    checked: validation.Checked,
+    counts: dict[str, int],
+    notes: Notes,
+) -> Status:
+    resource = context.observed.resource
+    seen: list[Seen] = [
+        summary.progressing(context, status, wanted, checked),
+        summary.ready(context, status, checked),
+        summary.speculation_active(context, status),
+        summary.rolled_back(context, status, wanted),
+        *notes.seen,  # what was noted on the way is more telling, so it comes last and wins
+    ]
+    generation = resource.metadata.generation
+    shown = status.acceptance if status.acceptance and status.acceptance.revision == status.stable_revision else None
+    status = status.model_copy(
+        update={
+            "observed_generation": generation,
+            "replicas": sum(counts.values()),
+            "selector": summary.selector(resource.metadata.name),
+            "url": f"http://{resource.metadata.name}.{resource.metadata.namespace}.svc:{children.SERVICE_PORT}",
+            "acceptance": shown,
+            "conditions": merge(status.conditions, seen, generation, context.now),
+        }
+    )
+    summary.note_transitions(resource.status, status, notes)
+    return status

@@ -1,0 +1,40 @@
+"""Revisions: the hash of a recipe, that is, of everything that changes what runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from tandem_operator.api import Spec
+from tandem_operator.api.base import ApiModel
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.status import Fingerprints
+
+
+def recipe(spec: Spec, name: str, fingerprints: Fingerprints | None) -> Recipe:
+    """`fingerprints` of the validated files; None where validation was not needed or not enforced."""
+    return Recipe(
+        target=spec.target.source,
+        drafter=spec.drafter.source if spec.drafter else None,
+        speculation=spec.speculation,
+        engine=spec.engine,
+        resources=spec.resources,
+        pod=spec.pod,
+        model_name=spec.model_name or name,
+        fingerprints=fingerprints,
+    )
+
+
+def short_hash(*parts: object) -> str:
+    """10 hex digits over models and plain values: stable over processes and versions of pydantic."""
+
+    def plain(part: object) -> object:
+        return part.model_dump(mode="json", exclude_defaults=True) if isinstance(part, ApiModel) else part
+
+    text = json.dumps([plain(part) for part in parts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def spec_hash(spec: Spec, retry: str) -> str:
+    """What ends a quarantine when it changes. Replicas are left out: an autoscaler must not re-run what collapsed."""
+    return short_hash(spec.model_copy(update={"replicas": 1}), retry)

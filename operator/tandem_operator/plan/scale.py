@@ -1,0 +1,53 @@
+"""How many replicas each revision gets now.
+
+Every revision has a wanted number (its share of the traffic, which is replica-weighted). From the present counts we
+move towards it without ever exceeding `replicas + max_surge` workers, nor going below `replicas - max_unavailable`
+ready ones. Room is used in the order given (the canary first, or the revision that is being restored); what has to go
+gives up workers that are not ready before ready ones. Repeated passes converge; each pass is safe on its own, whatever
+crash or hand edit produced the present counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+
+class Present(NamedTuple):
+    desired: int
+    ready: int
+
+
+def shares(replicas: int, weight: int, max_surge: int) -> tuple[int, int]:
+    """(stable, canary) workers at `weight` percent. The canary has at least one; stable as many as the surge allows."""
+    if replicas == 0:
+        return 0, 0
+    canary = min(replicas, max(1, ceil(replicas * weight / 100)))
+    stable = min(ceil(replicas * (100 - weight) / 100), replicas + max_surge - canary)
+    return stable, canary
+
+
+def next_counts(
+    wanted: Mapping[str, int], present: Mapping[str, Present], replicas: int, max_surge: int, max_unavailable: int
+) -> dict[str, int]:
+    """Desired replicas of every revision named in `wanted` (order: who gets room first) or `present` (else 0)."""
+    names = [*wanted, *(name for name in present if name not in wanted)]
+    now = {name: present.get(name, Present(0, 0)) for name in names}
+    counts = {name: now[name].desired for name in names}
+    spare_ready = sum(min(p.ready, p.desired) for p in now.values()) - max(0, replicas - max_unavailable)
+    for name in reversed(names):
+        excess = counts[name] - wanted.get(name, 0)
+        if excess <= 0:
+            continue
+        unready = max(0, now[name].desired - now[name].ready)
+        free = min(excess, unready)
+        give_up = min(excess - free, max(0, spare_ready))
+        spare_ready -= give_up
+        counts[name] -= free + give_up
+    room = replicas + max_surge - sum(counts.values())
+    for name in names:
+        more = min(max(0, wanted.get(name, 0) - counts[name]), max(0, room))
+        counts[name] += more
+        room -= more
+    return counts

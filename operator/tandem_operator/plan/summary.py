@@ -1,0 +1,97 @@
+"""The conditions that sum a pass up, and the figures beside them."""
+
+from __future__ import annotations
+
+from tandem_operator import names
+from tandem_operator.api import Status
+from tandem_operator.plan import guard
+from tandem_operator.plan.conditions import Seen
+from tandem_operator.plan.decision import Notes
+from tandem_operator.plan.observed import Context
+from tandem_operator.plan.rollout import blocked
+from tandem_operator.plan.validation import Checked
+
+
+def ready(context: Context, status: Status, checked: Checked) -> Seen:
+    """Ready is about users: enough workers answer, whatever revision they are of and whatever its canary does."""
+    spec = context.observed.resource.spec
+    serving = [pod for pod in context.observed.pods if pod.ready and not pod.terminating]
+    revisions = ", ".join(sorted({pod.revision for pod in serving}))
+    if spec.replicas == 0:
+        return Seen("Ready", "True", "ScaledToZero", "spec.replicas is 0")
+    enough = max(1, spec.replicas - spec.rollout.max_unavailable)
+    if len(serving) >= enough:
+        return Seen("Ready", "True", "Serving", f"{len(serving)} workers ready (revision {revisions})")
+    if not status.stable_revision and not checked.allowed:
+        return Seen("Ready", "False", "NotValidated", f"nothing serves yet: {checked.condition.message}")
+    troubles = [f"{pod.name}: {pod.trouble}" for pod in context.observed.pods if pod.trouble and not pod.terminating]
+    detail = f"; {'; '.join(troubles[:3])}" if troubles else ""
+    reason = "TooFewWorkers" if status.stable_revision else "Starting"
+    return Seen("Ready", "False", reason, f"{len(serving)} of {spec.replicas} workers ready{detail}")
+
+
+def progressing(context: Context, status: Status, wanted: str, checked: Checked) -> Seen:
+    """Used when nothing more telling was noted on the way."""
+    if entry := blocked(context, status, wanted):
+        returning = status.canary_revision
+        if returning:
+            return Seen("Progressing", "True", "RollingBack", f"going back to revision {returning}")
+        return Seen("Progressing", "False", "Quarantined", f"revision {wanted} is quarantined: {entry.message}")
+    if not wanted:
+        moving = checked.condition.status == "Unknown"
+        return Seen("Progressing", "True" if moving else "False", checked.condition.reason, checked.condition.message)
+    if status.canary_revision:
+        message = f"canary {status.canary_revision} at weight {status.weight}"
+        return Seen("Progressing", "True", "RollingOut", message)
+    return Seen("Progressing", "False", "Complete", f"revision {status.stable_revision} is what the spec asks for")
+
+
+def rolled_back(context: Context, status: Status, wanted: str) -> Seen:
+    entry = blocked(context, status, wanted)
+    if not entry:
+        return Seen("RolledBack", "False", "NotRolledBack", "")
+    serving = status.stable_revision or "nothing"
+    what = f"revision {serving} serves" if serving != wanted else f"revision {wanted} serves with speculation off"
+    return Seen("RolledBack", "True", entry.reason, f"Revision {wanted}: {entry.message}. Now {what}")
+
+
+def speculation_active(context: Context, status: Status) -> Seen:
+    """What the stable workers really do, with the reason why when they do not speculate."""
+    stable = status.stable_revision
+    recipe = context.observed.recipe(stable)
+    if not stable or recipe is None:
+        return Seen("SpeculationActive", "Unknown", "NotServing", "no stable revision serves yet")
+    if not recipe.speculates:
+        return Seen("SpeculationActive", "False", "DisabledBySpec", f"revision {stable} runs the target alone")
+    entry = blocked(context, status, stable)
+    pods = guard.ready_pods(context, stable)
+    reported = [(pod, s) for pod in pods if (s := context.observed.worker(pod).status)]
+    if not reported:
+        return Seen("SpeculationActive", "Unknown", "NoReadyWorker", f"no worker of revision {stable} could be asked")
+    off = [(pod, s) for pod, s in reported if not s.speculation_enabled]
+    if not off and not entry:
+        return Seen("SpeculationActive", "True", "Speculating", f"{len(reported)} workers speculate")
+    if entry and len(off) == len(reported):
+        message = f"switched off, the target keeps serving: {entry.message}"
+        return Seen("SpeculationActive", "False", entry.reason, message)
+    pod, state = off[0] if off else reported[0]
+    why = state.speculation_reason or "switching"
+    what = f"{len(off)} of {len(reported)} workers do not speculate ({pod.name}: {why})"
+    return Seen("SpeculationActive", "False" if off else "True", "Switching", what)
+
+
+def note_transitions(before: Status, after: Status, notes: Notes) -> None:
+    """An event where a condition changed its status or reason; what has an event of its own is left out."""
+    old = {condition.type: condition for condition in before.conditions}
+    for condition in after.conditions:
+        if condition.type in ("Progressing", "CanaryHealthy", "RolledBack") or not condition.message:
+            continue
+        last = old.get(condition.type)
+        if last and (last.status, last.reason) == (condition.status, condition.reason):
+            continue
+        bad = condition.status == "False" and condition.reason not in ("Starting", "DisabledBySpec", "NotValidated")
+        notes.say("Warning" if bad else "Normal", f"{condition.type}{condition.reason}"[:120], condition.message)
+
+
+def selector(name: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in names.worker_selector(name).items())

@@ -1,0 +1,165 @@
+"""Is the pair that the spec names proven to fit?
+
+A Job is named by the hash of what it validates, so the same pair is not validated twice and a changed one is. Its
+report lands in status and outlives the Job. A pair that could not be checked (a file that was not there yet) is tried
+again with growing pauses; a pair that does not fit is not, until what is validated changes. A worker that finds other
+files than were validated does not start and says what it found: then the pair is validated anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
+
+from tandem_operator import names
+from tandem_operator.api import SpeculativeDeployment, Status
+from tandem_operator.api.spec import Enforcement, Source, ValidationMode
+from tandem_operator.api.status import CaptureIndexes, Finding, Fingerprints, Probe, Validation
+from tandem_operator.plan import children
+from tandem_operator.plan.conditions import Seen
+from tandem_operator.plan.observed import Context, Manifest, ValidationJob
+from tandem_operator.plan.revisions import short_hash
+from tandem_worker.contract import ValidationReport, Verdict
+
+RETRY_SECONDS, RETRY_MOST_SECONDS = 30, 900
+CHANGED_AGAIN_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What validation says in this pass. `allowed`: the pair may be rolled out."""
+
+    allowed: bool
+    condition: Seen
+    validation: Validation | None
+    job: Manifest | None = None
+    wake_after_seconds: float | None = None
+
+
+def retry_of(resource: SpeculativeDeployment) -> str:
+    return resource.metadata.annotations.get(names.RETRY, "")
+
+
+def key_of(resource: SpeculativeDeployment) -> str:
+    """Of everything that the validation Job looks at. The floor counts only where the probe is judged by it."""
+    spec = resource.spec
+    probe = (spec.speculation.draft_length, spec.guard.min_accept_length)
+    probed = probe if spec.validation.mode == ValidationMode.PROBE else ()
+    return short_hash(spec.target, spec.drafter, spec.engine.type, spec.validation.mode, probed, retry_of(resource))
+
+
+def check(context: Context) -> Checked:
+    resource = context.observed.resource
+    spec, last = resource.spec, resource.status.validation
+    if refused := _refused_source(context):
+        return Checked(False, Seen("Validated", "False", "HostPathNotAllowed", refused), last)
+    if not spec.speculates:
+        message = "speculation is off: there is no pair to validate"
+        return Checked(True, Seen("Validated", "Unknown", "SpeculationDisabled", message), None)
+    key = key_of(resource)
+    known = last if last and last.key == key else None
+    attempt = known.attempt if known else 0
+    wait = _seconds_to_next_attempt(context, known)
+    if known and (wait is None or wait > 0):
+        return _concluded(spec.validation.enforcement, known, wait)
+    if known:
+        attempt += 1
+    job = next((j for j in context.observed.jobs if j.key == key and j.attempt == attempt), None)
+    if job and job.finished:
+        fresh = _from_job(job, key, attempt, context.now)
+        return _concluded(spec.validation.enforcement, fresh, _pause(fresh, context.now, fresh.at))
+    job_name = names.validation_job(resource.metadata.name, key, attempt)
+    message = f"validating the pair ({spec.validation.mode}) in Job {job_name}"
+    if job and job.problem:
+        message += f"; it waits: {job.problem}"
+    manifest = None if job else children.validation_job(resource, context.settings, key, attempt)
+    reason = "Waiting" if job and job.problem else "Validating"
+    return Checked(False, Seen("Validated", "Unknown", reason, message), last, manifest)
+
+
+def _refused_source(context: Context) -> str:
+    spec = context.observed.resource.spec
+    sources: list[tuple[str, Source | None]] = [("target", spec.target.source)]
+    sources.append(("drafter", spec.drafter.source if spec.drafter else None))
+    for part, source in sources:
+        if source is None or source.host_path is None:
+            continue
+        path = PurePosixPath(source.host_path.path)
+        allowed = context.settings.allowed_host_paths
+        if ".." not in path.parts and any(path.is_relative_to(prefix) for prefix in allowed):
+            continue
+        listed = ", ".join(allowed) or "none"
+        return (
+            f"spec.{part}.source.hostPath.path {path} is outside what the operator allows ({listed}): "
+            "use a pvc source, or start the operator with --allowed-host-path"
+        )
+    return ""
+
+
+def _seconds_to_next_attempt(context: Context, known: Validation | None) -> float | None:
+    """None: the verdict stands. Otherwise how long until the pair is validated again (0 or less: now)."""
+    if known is None:
+        return None
+    if _changed_files(context, known):
+        pause = timedelta(seconds=CHANGED_AGAIN_SECONDS * known.attempt)  # files that keep changing are let settle
+        return (known.at + pause - context.now).total_seconds()
+    return _pause(known, context.now, known.at)
+
+
+def _changed_files(context: Context, known: Validation) -> Fingerprints | None:
+    """Fingerprints that a worker of the validated revision found at start, when they are not the validated ones."""
+    for pod in context.observed.pods:
+        failure = pod.failure
+        if failure is None or failure.found is None or known.fingerprints is None:
+            continue
+        recipe = context.observed.recipe(pod.revision)
+        if recipe is None or recipe.fingerprints != known.fingerprints:
+            continue  # an older revision: its files are not what the spec's validation is about
+        found = Fingerprints(target=failure.found.target, drafter=failure.found.drafter)
+        if found != known.fingerprints:
+            return found
+    return None
+
+
+def _pause(validation: Validation, now: datetime, since: datetime) -> float | None:
+    if validation.verdict != Verdict.COULD_NOT_CHECK:
+        return None
+    pause = min(RETRY_MOST_SECONDS, RETRY_SECONDS * 2 ** min(validation.attempt, 10))
+    return (since + timedelta(seconds=pause) - now).total_seconds()
+
+
+def _concluded(enforcement: Enforcement, validation: Validation, wait: float | None) -> Checked:
+    fits = validation.verdict == Verdict.FITS
+    allowed = fits or enforcement == Enforcement.WARN
+    message = validation.summary
+    if not fits and allowed:
+        message += " (validation.enforcement is Warn: rolled out all the same)"
+    condition = Seen("Validated", "True" if fits else "False", validation.verdict, message)
+    return Checked(allowed, condition, validation, wake_after_seconds=wait)
+
+
+def _from_job(job: ValidationJob, key: str, attempt: int, now: datetime) -> Validation:
+    if job.report is None:
+        summary = f"Job {job.name} ended without a report: {job.problem or 'its pod left no termination message'}"
+        return Validation(key=key, attempt=attempt, verdict=Verdict.COULD_NOT_CHECK, summary=summary, at=now)
+    return _from_report(job.report, key, attempt, now)
+
+
+def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime) -> Validation:
+    indexes, probe, prints = report.capture_indexes, report.probe, report.fingerprints
+    return Validation(
+        key=key,
+        attempt=attempt,
+        verdict=report.verdict,
+        summary=report.summary,
+        findings=[Finding(**finding.model_dump(mode="json")) for finding in report.findings],
+        capture_indexes=CaptureIndexes(**indexes.model_dump(mode="json")) if indexes else None,
+        probe=Probe(**probe.model_dump(include=set(Probe.model_fields))) if probe else None,
+        fingerprints=Fingerprints(**prints.model_dump()) if prints else None,
+        at=now,
+    )
+
+
+def fingerprints(status: Status) -> Fingerprints | None:
+    return status.validation.fingerprints if status.validation else None
