@@ -45,7 +45,7 @@ def drafter_parameters(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     return found
 
 
-def shared_parameters(target: Target, drafter: Drafter, target_tensors: Container[str]) -> dict[str, str]:
+def shared_parameters(target: Target, drafter: Drafter, target_names: Container[str]) -> dict[str, str]:
     """Drafter parameter -> the target's tensor that stands in when the drafter's files have none.
 
     Both need equal widths. The embedding also needs the target's vocabulary, the head a draft vocabulary that is the

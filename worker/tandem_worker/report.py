@@ -1,0 +1,59 @@
+"""The validation report as a table for people. Machines read `contract.ValidationReport` as JSON."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tandem_worker.contract import CaptureIndexes, Finding, ProbeResult, Severity, ValidationReport, Verdict
+
+VERDICTS = {
+    Verdict.FITS: ("FITS", "bold green"),
+    Verdict.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"),
+    Verdict.COULD_NOT_CHECK: ("COULD NOT CHECK", "bold yellow"),
+}
+STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+def print_report(report: ValidationReport, console: Console) -> None:
+    """Verdict, what was measured, findings from the most severe down."""
+    title, style = VERDICTS[report.verdict]
+    console.print(Text.assemble((title, style), "  ", report.summary))
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(report.capture_indexes, report.probe):
+        facts.add_row(Text(name, "dim"), Text(value))
+    if facts.row_count:
+        console.print(facts)
+    if report.findings:
+        console.print(_findings_table(report.findings))
+
+
+def _facts(captured: CaptureIndexes | None, probe: ProbeResult | None) -> list[tuple[str, str]]:
+    facts = []
+    if captured:
+        declared = "nothing" if captured.declared is None else f"{list(captured.declared)} in {captured.declared_at}"
+        facts.append(("config declares", declared))
+        facts.append(("engine captures", str(list(captured.engine))))
+        if captured.trained_on is not None:
+            facts.append(("trained on", str(list(captured.trained_on))))
+    if probe:
+        facts.append(("accept length", f"{probe.accept_length:.2f}, threshold {probe.threshold:.2f}"))
+        rates = " ".join(f"{count / max(probe.drafts, 1):.2f}" for count in probe.accepted_per_position)
+        facts.append(("acceptance", f"{rates} at positions 0 to {probe.draft_length - 1}"))
+        facts.append(("measured on", f"{probe.drafts} drafts, {probe.prompts} prompts"))
+        if probe.diagnosis:
+            facts.append(("diagnosis", probe.diagnosis))
+    return facts
+
+
+def _findings_table(findings: tuple[Finding, ...]) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("finding", no_wrap=True)
+    table.add_column("what, where, what to do", overflow="fold")
+    order = list(Severity)
+    for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
+        place = " ".join(part for part in (finding.file, finding.where) if part)
+        lines = [finding.message, place, finding.action]
+        table.add_row(Text(finding.code, STYLES[finding.severity]), Text("\n".join(line for line in lines if line)))
+    return table
