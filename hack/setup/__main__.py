@@ -24,7 +24,7 @@ def main() -> int:
             ensure_environment(root)
         else:
             write_constraints(root)
-    except SetupError as error:
+    except (SetupError, OSError) as error:  # an unwritable cache, a full disk
         print(f"tandem set-up: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
 """Makes the virtual environment, once.
 
-A marker file, written last and by rename, says that an environment is whole. One without it is what an interrupted
-set-up left: it is made anew, and pip's own cache gives back what was fetched before. A lock keeps two set-ups apart.
+A marker file, written last, says that an environment is whole. One without it is what an interrupted set-up left: it
+is made anew, and pip's own cache gives back what was fetched before. A lock keeps two set-ups apart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def ensure_environment(root: Path) -> Path:
     with locked(directory.with_suffix(".lock")):
         if not marker.exists():
             make_environment(root, directory)
-            marker.with_suffix(".new").touch()
-            marker.with_suffix(".new").rename(marker)
+            marker.touch()
     return directory
 
 
@@ -75,7 +74,7 @@ def make_environment(root: Path, directory: Path) -> None:
     requirements = Requirements.read(root)
     start = time.monotonic()
     if directory.exists():
-        say("an earlier set-up was interrupted; starting again with what it had fetched")
+        say("an earlier set-up was interrupted; starting again")
         shutil.rmtree(directory)
     log = directory.with_suffix(".log")
     log.unlink(missing_ok=True)

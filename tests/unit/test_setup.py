@@ -1,0 +1,148 @@
+"""`make test` and `make demo` set themselves up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from setup.constraints import pins_of
+from setup.environment import MARKER, ensure_environment, locked
+from setup.progress import PipProgress
+from setup.requirements import Requirements, environment_dir
+from setup.steps import SetupError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def checkout(folder: Path, dependency: str = "leaf", pin: str = "leaf==1.0") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(
+        f'[project]\ndependencies = ["{dependency}"]\n[project.optional-dependencies]\ndev = ["leaf>=1"]\n'
+    )
+    (folder / "constraints.txt").write_text(f"# made by hand\n{pin}\n")
+    return folder
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package index on disk with the one package `leaf` 1.0, and a cache folder of its own."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "leaf-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("leaf.py", "")
+        wheel.writestr("leaf-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: leaf\nVersion: 1.0\n")
+        wheel.writestr("leaf-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("leaf-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def test_an_interrupted_set_up_is_made_good_and_then_found_again(
+    wheels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = checkout(tmp_path / "one")
+    left_over = environment_dir(root) / "bin"
+    left_over.mkdir(parents=True)
+    (left_over / "half-written").touch()
+
+    environment = ensure_environment(root)
+
+    assert not (left_over / "half-written").exists()
+    leaf = subprocess.run([environment / "bin/python", "-c", "import leaf"], check=False)
+    assert leaf.returncode == 0
+    told = capsys.readouterr().out
+    assert "interrupted" in told
+    assert "environment ready" in told
+
+    assert ensure_environment(checkout(tmp_path / "two")) == environment
+    assert capsys.readouterr().out == ""
+
+
+def test_a_package_that_cannot_be_had_ends_in_its_name_and_the_log(wheels: Path, tmp_path: Path) -> None:
+    root = checkout(tmp_path / "one", dependency="no-such-leaf")
+    with pytest.raises(SetupError, match=r"(?s)all of its output is in .*\.log.*no-such-leaf"):
+        ensure_environment(root)
+    assert not (environment_dir(root) / MARKER).exists()
+
+
+def test_only_what_changes_the_packages_changes_the_environment(tmp_path: Path) -> None:
+    key = Requirements.read(checkout(tmp_path / "one")).key("cpython-311")
+    commented = checkout(tmp_path / "two")
+    with (commented / "constraints.txt").open("a") as file:
+        file.write("\n# a comment\n")
+    with (commented / "pyproject.toml").open("a") as file:
+        file.write("[tool.ruff]\nline-length = 100\n")
+    assert Requirements.read(commented).key("cpython-311") == key
+    assert Requirements.read(commented).key("cpython-312") != key
+    assert Requirements.read(checkout(tmp_path / "three", pin="leaf==1.1")).key("cpython-311") != key
+    assert Requirements.read(checkout(tmp_path / "four", dependency="leaf<2")).key("cpython-311") != key
+
+
+def test_two_set_ups_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    lock = tmp_path / "venv.lock"
+    code = (
+        "import sys; from pathlib import Path; from setup.environment import locked\n"
+        f"with locked(Path({str(lock)!r})): print('mine', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    first = subprocess.Popen(command, cwd=ROOT / "hack", text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "mine\n"
+    second = subprocess.Popen(command, cwd=ROOT / "hack", text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert second.stdout is not None
+    assert second.stdout.readline() == f"tandem set-up: waiting for the set-up that process {first.pid} is doing\n"
+    first.kill()  # a holder that dies lets go
+    assert second.communicate("")[0] == "mine\n"
+    first.communicate()
+    with locked(lock):
+        pass
+
+
+def test_every_checkout_runs_its_own_code(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        module = tmp_path / name / "operator/tandem_operator/api/crd.py"
+        module.parent.mkdir(parents=True)
+        module.write_text(f"print('code of {name}')")
+        shutil.copy(ROOT / "Makefile", tmp_path / name)
+    for name in ("one", "two"):
+        command = ["make", "--silent", "--assume-old=venv", f"RUN={sys.executable} -m", "crds"]
+        made = subprocess.run(command, cwd=tmp_path / name, text=True, capture_output=True, check=True)
+        assert made.stdout == f"code of {name}\n"
+
+
+def test_progress_tells_the_phase_and_how_far_it_is() -> None:
+    progress = PipProgress(expected=3)
+    for line in ("Collecting torch==2.15.0\n", "  Downloading torch-2.15.0-cp311.whl.metadata (28 kB)\n"):
+        progress.feed(line)
+    assert progress.describe(lambda: 0) == "resolving: 1 of about 3 packages"
+    for line in ("Using cached rich-15.0.0-py3-none-any.whl\n", "Downloading torch-2.15.0-cp311.whl (554.3 MB)\n"):
+        progress.feed(line)
+    assert progress.describe(lambda: 0) == "fetching: 2 of about 3 packages, now torch-2.15.0 (554.3 MB)"
+    progress.feed("Installing collected packages: rich, torch\n")
+    assert progress.describe(lambda: 1) == "installing: 1 of 2 packages"
+
+
+def test_constraints_are_the_exact_versions_that_pip_reports() -> None:
+    report = {
+        "install": [
+            {"metadata": {"name": "rich", "version": "15.0.0"}},
+            {"metadata": {"name": "PyYAML", "version": "6.0.4"}},
+        ]
+    }
+    assert pins_of(report) == ["PyYAML==6.0.4", "rich==15.0.0"]
+
+
+def test_the_committed_constraints_pin_everything_and_name_no_address() -> None:
+    requirements = Requirements.read(ROOT)
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in requirements.constraints if "==" in line}
+    wanted = {line.split(">")[0].split("[")[0].lower().replace("_", "-") for line in requirements.direct}
+    assert wanted <= pinned
+    assert len(pinned) == len(requirements.constraints)
+    assert "://" not in (ROOT / "constraints.txt").read_text()
