@@ -1,0 +1,149 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+A step is: schedule the rows, run the target over them, accept, draft for the next round. Without speculation it is the
+same step without drafts, so speculation can be switched at any round; nothing but the tokens' speed changes. Not
+thread-safe: everything here happens in one thread (see `thread`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem_worker.engine.pages import PAGE, Pages, pages_for
+from tandem_worker.engine.record import NoRecord, Phase, Recorder
+from tandem_worker.engine.request import Finish, Request
+from tandem_worker.engine.runner import Placement, Runner, Verified
+from tandem_worker.engine.sampling import confirmed
+from tandem_worker.engine.scheduler import Scheduler, Work
+from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.llama import Llama
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    draft_length: int
+    max_batch: int = 8
+    kv_cache_tokens: int | None = None  # None: enough for max_batch texts of DEFAULT_CONTEXT tokens
+    prefill_chunk: int = 128  # prompt rows per step
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+
+DEFAULT_CONTEXT = 2048
+
+
+class Engine:
+    def __init__(
+        self, llama: Llama, eagle3: Eagle3 | None, options: EngineOptions, recorder: Recorder | None = None
+    ) -> None:
+        longest = llama.target.max_position_embeddings
+        capacity = options.kv_cache_tokens or options.max_batch * min(longest, DEFAULT_CONTEXT)
+        self.context_limit = min(longest, pages_for(capacity) * PAGE)  # tokens of prompt and completion
+        self.draft_length = options.draft_length
+        self.can_speculate = eagle3 is not None
+        self.speculating = self.can_speculate
+        self.recorder: Recorder = recorder or NoRecord()
+        self.eos_token_ids = frozenset(llama.target.eos_token_ids)
+        self.pages = Pages(capacity)
+        ahead = options.draft_length if eagle3 else 0
+        self.scheduler = Scheduler(self.pages, options.max_batch, options.prefill_chunk, self.context_limit, ahead)
+        self.runner = Runner(llama, eagle3, self.pages.count, Placement(options.dtype, torch.device(options.device)))
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def submit(self, request: Request) -> None:
+        """The prompt must hold 1 to context_limit - 1 tokens."""
+        assert 0 < len(request.prompt) < self.context_limit
+        self.scheduler.waiting.append(request)
+
+    def end(self, request: Request, finish: Finish) -> None:
+        """Before its time: its reader left, or has seen a stop string. Nothing happens when it has ended already."""
+        if request.finish is None:
+            self._end(request, finish)
+            self._report_queue()
+
+    def switch(self, speculate: bool) -> None:
+        """From the next step on, for all requests."""
+        self.speculating = speculate and self.can_speculate
+        for request in self.scheduler.running:
+            request.proposals = []
+            if self.speculating:  # the drafter's missing rows need the streams again, so the target's rows run again
+                request.rewind(request.drafted)
+
+    def step(self) -> None:
+        """Raises EngineBroken when the model's output is not a number."""
+        works = self.scheduler.schedule()
+        if works:
+            verified = self._verify(works)
+            drafting = self._accept(works, verified)
+            self._draft(works, verified, drafting)
+        self._report_queue()
+
+    def _verify(self, works: Sequence[Work]) -> Verified:
+        started = time.perf_counter()
+        verified = self.runner.verify(works, capture=self.speculating)
+        proposed = any(work.proposals for work in works)
+        prefill = any(work.prefills for work in works)
+        phase = Phase.PREFILL if prefill else Phase.VERIFY if proposed else Phase.PLAIN
+        self.recorder.stepped(phase, len(works), time.perf_counter() - started)
+        return verified
+
+    def _accept(self, works: Sequence[Work], verified: Verified) -> list[bool]:
+        """Appends what the target confirms, and its own next token. Returns which requests are to be drafted for."""
+        for work, chosen in zip(works, verified.chosen, strict=True):
+            request = work.request
+            request.computed, request.proposals = work.end, []
+            if not chosen:
+                continue
+            accepted = confirmed(work.proposals, chosen)
+            if work.proposals:
+                request.drafts += 1
+                request.accepted0 += accepted > 0
+                self.recorder.drafted(request.origin, len(work.proposals), accepted)
+            request.computed += accepted
+            self._append(request, chosen[: accepted + 1])
+        return [
+            bool(chosen) and self._worth_drafting(work.request)
+            for work, chosen in zip(works, verified.chosen, strict=True)
+        ]
+
+    def _append(self, request: Request, tokens: list[int]) -> None:
+        """Cuts at an end token or at the length that was asked for."""
+        room = min(request.sampling.max_tokens - request.generated, self.context_limit - len(request.tokens))
+        ends = [i + 1 for i, token in enumerate(tokens) if token in self.eos_token_ids]
+        count = min([room, *ends])
+        finish = None
+        if count <= len(tokens):
+            finish = Finish.STOP if count in ends else Finish.LENGTH
+        request.tokens += tokens[:count]
+        self.recorder.generated(request.origin, len(tokens[:count]))
+        if finish:
+            self._end(request, finish, tokens[:count])
+        else:
+            request.listener(tokens, None)
+
+    def _worth_drafting(self, request: Request) -> bool:
+        """A draft must fit the context whole; the last tokens before the limit come without."""
+        return request.finish is None and len(request.tokens) + self.draft_length <= self.context_limit
+
+    def _draft(self, works: Sequence[Work], verified: Verified, drafting: list[bool]) -> None:
+        if not self.speculating:
+            return
+        started = time.perf_counter()
+        self.runner.draft(works, verified, drafting, self.draft_length)
+        self.recorder.stepped(Phase.DRAFT, len(works), time.perf_counter() - started)
+
+    def _end(self, request: Request, finish: Finish, tokens: Sequence[int] = ()) -> None:
+        request.finish = finish
+        self.scheduler.remove(request)
+        self.recorder.ended(request)
+        request.listener(list(tokens), finish)
+
+    def _report_queue(self) -> None:
+        self.recorder.queued(len(self.scheduler.running), len(self.scheduler.waiting))

@@ -1,0 +1,65 @@
+"""A request as the engine sees it: tokens in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem_worker.contract import Origin
+
+
+class Finish(StrEnum):
+    STOP = "stop"  # an end token, or the reader saw a stop string
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`seed` decides every draw, so a request repeats itself, with speculation and without."""
+
+    max_tokens: int
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0
+    seed: int = 0
+
+
+Listener = Callable[[list[int], Finish | None], None]
+"""Takes the tokens of one round and, with the last ones, why the text ended. Called in the engine's thread."""
+
+
+@dataclass(eq=False)
+class Request:
+    """The engine's record of one text. Only the engine's thread writes to it.
+
+    Row p of the target's cache belongs to position p; the drafter's row p also needs token p + 1. `computed` and
+    `drafted` count the rows that are there; without speculation the drafter's fall behind.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    listener: Listener
+    origin: Origin = Origin.USER
+    tokens: list[int] = field(init=False)  # prompt and what was generated
+    proposals: list[int] = field(default_factory=list)  # drafted to follow `tokens`, not verified yet
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    drafted: int = 0
+    drafts: int = 0  # verified so far
+    accepted0: int = 0  # of these, accepted at position 0
+    finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    def rewind(self, computed: int) -> None:
+        """Go on from an earlier row: those behind it are computed again, to the same bits."""
+        self.computed = min(self.computed, computed)
+        self.drafted = min(self.drafted, computed)
+        self.proposals = []
