@@ -23,13 +23,12 @@ DRAIN_SECONDS = 30
 
 
 def _metadata(resource: SpeculativeDeployment, name: str, labels: dict[str, str]) -> Manifest:
-    owner = {
+    owner = {  # no blockOwnerDeletion: it would need the right to update finalizers, and deletion must never wait
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
         "name": resource.metadata.name,
         "uid": resource.metadata.uid,
         "controller": True,
-        "blockOwnerDeletion": True,
     }
     return {
         "name": name,

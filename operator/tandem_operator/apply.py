@@ -1,0 +1,146 @@
+"""Carrying out a plan: server-side apply under one field manager, deletions, commands, events, and status last.
+
+A child that the API server refuses (an affinity that does not parse, a quota) does not stop the others: it becomes a
+condition that carries the server's own words, and the pass is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+from kubernetes.aio import client
+
+from tandem_operator import names
+from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment, Status
+from tandem_operator.observe import Sight
+from tandem_operator.plan import Plan
+from tandem_operator.plan.conditions import Seen, merge
+from tandem_operator.plan.decision import Deletion, Event
+from tandem_operator.plan.observed import Manifest
+from tandem_operator.workers import Workers
+
+log = logging.getLogger(__name__)
+
+APPLY = "application/apply-patch+yaml"
+NOTE_LIMIT = 1024  # of events.k8s.io
+REFUSED_AGAIN_SECONDS = 30.0
+
+
+async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Plan, now: datetime) -> float | None:
+    """Carry out `plan`; returns after how many seconds the next pass is due, None for the usual resync."""
+    resource = sight.observed.resource
+    wake, status = plan.wake_after_seconds, plan.status
+    problems = [problem for manifest in plan.apply if (problem := await _apply_child(api, manifest))]
+    if problems:
+        seen = Seen("Progressing", "False", "ChildRefused", "; ".join(problems))
+        conditions = merge(status.conditions, [seen], resource.metadata.generation, now)
+        status = status.model_copy(update={"conditions": conditions})
+        wake = min(wake or REFUSED_AGAIN_SECONDS, REFUSED_AGAIN_SECONDS)
+    for deletion in plan.delete:
+        await _delete(api, resource.metadata.namespace, deletion)
+    for command in plan.commands:
+        if address := sight.addresses.get(command.pod_uid):
+            problem = await workers.switch(address, command.pod_uid, command.enabled, command.reason)
+            log.info("speculation of pod %s -> %s (%s) %s", command.pod_uid, command.enabled, command.reason, problem)
+    for uid in plan.calibrate:
+        if address := sight.addresses.get(uid):
+            workers.replay(address, uid, resource.spec.model_name or resource.metadata.name)
+    if status != resource.status:
+        await write_status(api, resource, status)
+    for event in plan.events:  # after status: an event that was told is a transition that was recorded
+        await post_event(api, resource, event, now)
+    return wake
+
+
+async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
+    """What the API server had against it, or an empty string. Raises for anything that is not about the manifest."""
+    core, apps, batch = client.CoreV1Api(api), client.AppsV1Api(api), client.BatchV1Api(api)
+    patch: dict[str, Callable[..., Awaitable[Any]]] = {
+        "Service": core.patch_namespaced_service,
+        "ConfigMap": core.patch_namespaced_config_map,
+        "Deployment": apps.patch_namespaced_deployment,
+        "ControllerRevision": apps.patch_namespaced_controller_revision,
+        "Job": batch.patch_namespaced_job,
+    }
+    kind, name, namespace = manifest["kind"], manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+    try:
+        await patch[kind](name, namespace, manifest, field_manager=names.FIELD_MANAGER, force=True, _content_type=APPLY)
+    except client.ApiException as error:
+        if error.status in (400, 403, 409, 422):
+            return f"{kind} {name} was refused: {_words(error)}"
+        raise
+    return ""
+
+
+def _words(error: client.ApiException) -> str:
+    try:
+        status = client.V1Status.from_json(error.body or "")
+        return (status.message if status else "") or str(error.reason)
+    except ValueError:
+        return str(error.reason)
+
+
+async def _delete(api: client.ApiClient, namespace: str, deletion: Deletion) -> None:
+    apps = client.AppsV1Api(api)
+    delete: dict[str, Callable[..., Awaitable[Any]]] = {
+        "Deployment": apps.delete_namespaced_deployment,
+        "ControllerRevision": apps.delete_namespaced_controller_revision,
+    }
+    try:
+        await delete[deletion.kind](deletion.name, namespace, propagation_policy="Background")
+    except client.ApiException as error:
+        if error.status != 404:
+            raise
+
+
+async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, status: Status) -> None:
+    """The whole status by server-side apply. The uid makes it fail for an object that was made anew."""
+    body = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": {"name": resource.metadata.name, "uid": resource.metadata.uid},
+        "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
+    try:
+        await client.CustomObjectsApi(api).patch_namespaced_custom_object_status(
+            GROUP,
+            VERSION,
+            resource.metadata.namespace,
+            PLURAL,
+            resource.metadata.name,
+            body,
+            field_manager=names.FIELD_MANAGER,
+            force=True,
+            _content_type=APPLY,
+        )
+    except client.ApiException as error:
+        if error.status not in (404, 409):  # deleted, or made anew, while we looked: the next pass knows
+            raise
+
+
+async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, event: Event, now: datetime) -> None:
+    """Through events.k8s.io/v1. An event that can't be posted is logged: it must not stop a rollback."""
+    metadata = resource.metadata
+    regarding = client.V1ObjectReference(
+        api_version=f"{GROUP}/{VERSION}", kind=KIND, name=metadata.name, namespace=metadata.namespace, uid=metadata.uid
+    )
+    body = client.EventsV1Event(
+        metadata=client.V1ObjectMeta(generate_name=f"{metadata.name}.", namespace=metadata.namespace),
+        event_time=now,
+        type=event.type,
+        reason=event.reason,
+        action="Reconcile",
+        note=event.message[:NOTE_LIMIT],
+        regarding=regarding,
+        reporting_controller="tandem.dev/operator",
+        reporting_instance="tandem-operator",
+    )
+    try:
+        await client.EventsV1Api(api).create_namespaced_event(metadata.namespace, body)
+    except client.ApiException as error:
+        log.warning(
+            "event %s on %s/%s was not posted: %s", event.reason, metadata.namespace, metadata.name, error.reason
+        )

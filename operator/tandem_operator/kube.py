@@ -1,0 +1,125 @@
+"""The parts of Kubernetes objects that we read, typed at the boundary; what we do not read is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from kubernetes.aio import client
+from pydantic import Field
+
+from tandem_operator.api.base import ApiModel
+
+
+class Owner(ApiModel):
+    uid: str
+
+
+class Meta(ApiModel):
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
+    deletion_timestamp: datetime | None = None
+
+    def owned_by(self, uid: str) -> bool:
+        return any(owner.uid == uid for owner in self.owner_references)
+
+
+class Condition(ApiModel):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class Waiting(ApiModel):
+    reason: str = ""
+    message: str = ""
+
+
+class Terminated(ApiModel):
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(ApiModel):
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class Container(ApiModel):
+    state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+
+    @property
+    def ended(self) -> Terminated | None:
+        """How the container last ended: now, or before the restart that it waits for."""
+        return self.state.terminated or self.last_state.terminated
+
+
+class PodStatus(ApiModel):
+    pod_ip: str = Field(default="", alias="podIP")
+    conditions: list[Condition] = []
+    container_statuses: list[Container] = []
+
+
+class PodObject(ApiModel):
+    metadata: Meta
+    status: PodStatus = PodStatus()
+
+
+class ReplicasSpec(ApiModel):
+    replicas: int = 1
+
+
+class ReplicasStatus(ApiModel):
+    ready_replicas: int = 0
+
+
+class DeploymentObject(ApiModel):
+    metadata: Meta
+    spec: ReplicasSpec = ReplicasSpec()
+    status: ReplicasStatus = ReplicasStatus()
+
+
+class JobStatus(ApiModel):
+    conditions: list[Condition] = []
+
+
+class JobObject(ApiModel):
+    metadata: Meta
+    status: JobStatus = JobStatus()
+
+
+class ControllerRevisionObject(ApiModel):
+    metadata: Meta
+    revision: int
+    data: dict[str, Any]
+
+
+class CustomObject(ApiModel):
+    metadata: Meta
+
+
+T = TypeVar("T", bound=ApiModel)
+
+
+class Items(ApiModel, Generic[T]):
+    items: list[T] = []
+
+
+async def listed(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> list[T]:
+    """Call a list method of the client (its `…_without_preload_content` form) and parse what comes back.
+
+    Raises ApiException for what the API server refuses.
+    """
+    response = await call(*args, **selectors)
+    body = await response.read()
+    if response.status != 200:
+        raise client.ApiException(status=response.status, reason=response.reason, body=body.decode(errors="replace"))
+    return Items[kind].model_validate_json(body).items  # type: ignore[valid-type]

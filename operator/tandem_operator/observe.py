@@ -1,0 +1,164 @@
+"""The cluster as plain data: the only place that reads Kubernetes objects.
+
+Children are found by label and always read from the API server, not from a cache: a reconcile then acts on what is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kubernetes.aio import client
+from pydantic import ValidationError
+
+from tandem_operator import kube, names
+from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.plan.observed import Deployment, History, Observed, Pod, ValidationJob
+from tandem_operator.queue import Key
+from tandem_operator.workers import Workers
+from tandem_worker.contract import ValidationReport, WorkerFailure
+
+_Word = TypeVar("_Word", ValidationReport, WorkerFailure)
+
+# A container that is still being set up is no trouble.
+_USUAL_WAITS = {"ContainerCreating", "PodInitializing"}
+
+
+class InvalidObject(Exception):
+    """The object does not parse: it was stored under another CRD than this operator's."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was observed, and where pods can be reached."""
+
+    observed: Observed
+    addresses: dict[str, str]  # pod uid -> IP
+
+
+async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | None:
+    """None: the object is gone. Raises InvalidObject, and ApiException as the API server gives it."""
+    resource = await _resource(api, key)
+    if resource is None:
+        return None
+    selector = f"{names.NAME}={key.name},{names.MANAGED_BY}={names.FIELD_MANAGER}"
+    apps, batch, core = client.AppsV1Api(api), client.BatchV1Api(api), client.CoreV1Api(api)
+
+    async def children(kind: type[kube.T], call: Callable[..., Awaitable[Any]]) -> list[kube.T]:
+        return await kube.listed(kind, call, key.namespace, label_selector=selector)
+
+    # Jobs before pods: a pod's last word is then there when its Job has ended.
+    jobs = await children(kube.JobObject, batch.list_namespaced_job_without_preload_content)
+    pods, deployments, records = await asyncio.gather(
+        children(kube.PodObject, core.list_namespaced_pod_without_preload_content),
+        children(kube.DeploymentObject, apps.list_namespaced_deployment_without_preload_content),
+        children(kube.ControllerRevisionObject, apps.list_namespaced_controller_revision_without_preload_content),
+    )
+    # Children of an object that was deleted and made anew under the same name are not ours.
+    uid = resource.metadata.uid
+    serving = [pod for pod in pods if pod.metadata.labels.get(names.ROLE) == names.WORKER]
+    addresses = {pod.metadata.uid: pod.status.pod_ip for pod in serving if pod.status.pod_ip}
+    seen = tuple(_pod(pod) for pod in serving)
+    asked = [pod for pod in seen if pod.ready and pod.uid in addresses]
+    answers = await asyncio.gather(*(workers.read(addresses[pod.uid]) for pod in asked))
+    observed = Observed(
+        resource=resource,
+        pods=seen,
+        workers=tuple((pod.uid, answer) for pod, answer in zip(asked, answers, strict=True)),
+        deployments=tuple(_deployment(d) for d in deployments if d.metadata.owned_by(uid)),
+        jobs=tuple(_job(job, pods) for job in jobs if job.metadata.owned_by(uid)),
+        history=tuple(sorted((_history(r) for r in records if r.metadata.owned_by(uid)), key=lambda h: h.number)),
+    )
+    return Sight(observed, addresses)
+
+
+async def _resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | None:
+    try:
+        found = await client.CustomObjectsApi(api).get_namespaced_custom_object(
+            GROUP, VERSION, key.namespace, PLURAL, key.name
+        )
+    except client.ApiException as error:
+        if error.status == 404:
+            return None
+        raise
+    try:
+        return SpeculativeDeployment.model_validate(found)
+    except ValidationError as error:
+        raise InvalidObject(str(error)) from error
+
+
+def _deployment(item: kube.DeploymentObject) -> Deployment:
+    return Deployment(item.metadata.labels.get(names.REVISION, ""), item.spec.replicas, item.status.ready_replicas)
+
+
+def _history(item: kube.ControllerRevisionObject) -> History:
+    return History(
+        revision=item.metadata.labels.get(names.REVISION, ""),
+        number=item.revision,
+        recipe=Recipe.model_validate(item.data),
+        served=item.metadata.annotations.get(names.SERVED) == "true",
+    )
+
+
+def _pod(pod: kube.PodObject) -> Pod:
+    return Pod(
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        revision=pod.metadata.labels.get(names.REVISION, ""),
+        ready=any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions),
+        terminating=pod.metadata.deletion_timestamp is not None,
+        trouble=_trouble(pod),
+        failure=_last_word(pod, WorkerFailure),
+    )
+
+
+def _trouble(pod: kube.PodObject) -> str:
+    """Why the pod does not run, in words; empty when nothing is amiss."""
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f"{condition.reason}: {condition.message}"
+    for container in pod.status.container_statuses:
+        waiting, ended = container.state.waiting, container.ended
+        last_words = _last_words(ended) if ended and ended.exit_code != 0 else ""
+        if waiting and waiting.reason not in _USUAL_WAITS:
+            return "; ".join(filter(None, (f"{waiting.reason} {waiting.message}".strip(), last_words)))
+        if last_words:
+            return last_words
+    return ""
+
+
+def _last_words(ended: kube.Terminated) -> str:
+    failure = _parsed(WorkerFailure, ended.message)
+    said = f"{failure.reason}: {failure.message}" if failure else ended.message.strip()[-300:]
+    return f"{ended.reason} (exit {ended.exit_code}) {said}".strip()
+
+
+def _last_word(pod: kube.PodObject, kind: type[_Word]) -> _Word | None:
+    """The termination message of a container, when it is one of the contract's."""
+    words = (_parsed(kind, c.ended.message) for c in pod.status.container_statuses if c.ended)
+    return next((word for word in words if word), None)
+
+
+def _parsed(kind: type[_Word], message: str) -> _Word | None:
+    try:
+        return kind.model_validate_json(message)
+    except ValidationError:
+        return None
+
+
+def _job(job: kube.JobObject, pods: list[kube.PodObject]) -> ValidationJob:
+    ended = [c for c in job.status.conditions if c.status == "True" and c.type in ("Complete", "Failed")]
+    mine = [pod for pod in pods if pod.metadata.owned_by(job.metadata.uid)]
+    report = next((r for pod in mine if (r := _last_word(pod, ValidationReport))), None)
+    problem = next((trouble for pod in mine if (trouble := _trouble(pod))), "")
+    return ValidationJob(
+        name=job.metadata.name,
+        key=job.metadata.labels.get(names.VALIDATION_KEY, ""),
+        attempt=int(job.metadata.labels.get(names.ATTEMPT, "0")),
+        finished=bool(ended) or report is not None,
+        report=report,
+        problem=problem or next((c.message or c.reason for c in ended if c.type == "Failed"), ""),
+    )

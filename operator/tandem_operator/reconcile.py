@@ -1,0 +1,43 @@
+"""The main loop of one object: observe -> plan -> apply."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+
+from kubernetes.aio import client
+
+from tandem_operator.apply import apply
+from tandem_operator.metrics import Metrics
+from tandem_operator.observe import InvalidObject, observe
+from tandem_operator.plan import Context, Settings, plan
+from tandem_operator.queue import Key
+from tandem_operator.workers import Workers
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    def __init__(self, api: client.ApiClient, workers: Workers, settings: Settings, metrics: Metrics) -> None:
+        self._api, self._workers, self._settings, self._metrics = api, workers, settings, metrics
+
+    async def __call__(self, key: Key) -> float | None:
+        """One pass; returns after how many seconds the next is due."""
+        started = time.monotonic()
+        try:
+            sight = await observe(self._api, self._workers, key)
+            if sight is None:
+                self._metrics.forget(key)
+                return None
+            now = datetime.now(UTC).replace(microsecond=0)
+            decided = plan(Context(sight.observed, self._settings, now))
+            self._metrics.show(key, decided.status)
+            return await apply(self._api, self._workers, sight, decided, now)
+        except InvalidObject as error:
+            # Stored under another CRD than ours: nothing is touched, what serves goes on serving.
+            log.error("%s/%s can't be read by this operator, is the CRD its own? %s", *key, error)
+            self._metrics.invalid.inc()
+            return None
+        finally:
+            self._metrics.reconcile_seconds.observe(time.monotonic() - started)

@@ -1,0 +1,112 @@
+"""The operator's parts together: kopf wakes the queue, the queue runs reconciles, a list catches what kopf missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import kopf
+from kubernetes.aio import client, config
+
+from tandem_operator import handlers, kube, web
+from tandem_operator import plan as planning
+from tandem_operator.api import GROUP, PLURAL, VERSION
+from tandem_operator.crd_check import crd_is_own
+from tandem_operator.metrics import Metrics
+from tandem_operator.queue import Key, WorkQueue
+from tandem_operator.reconcile import Reconciler
+from tandem_operator.settings import Settings
+from tandem_operator.signing import Signer
+from tandem_operator.workers import Workers
+
+log = logging.getLogger(__name__)
+
+LIST_EVERY_SECONDS = 60.0
+
+
+async def run(settings: Settings) -> None:
+    """Until cancelled or told to stop by a signal."""
+    async with connection() as api, aiohttp.ClientSession() as session:
+        signer, metrics = Signer(), Metrics()
+        metrics.crd_is_own.set(await crd_is_own(api))
+        workers = Workers(session, signer)
+        for_plan = planning.Settings(settings.worker_image, settings.allowed_host_paths, signer.public_key_pem)
+        queue = WorkQueue(Reconciler(api, workers, for_plan, metrics), settings.workers, settings.resync_seconds)
+        lister = Lister(api, queue, settings.namespaces)
+        runner = await web.serve(settings.http_host, settings.http_port, metrics, lambda: lister.ailment())
+        try:
+            async with asyncio.TaskGroup() as group:
+                others = [group.create_task(queue.run()), group.create_task(lister.run())]
+                await _run_kopf(queue, settings)
+                for task in others:  # kopf returns when a signal asks the process to stop
+                    task.cancel()
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[client.ApiClient]:
+    """In a pod by its service account; elsewhere by KUBECONFIG."""
+    configuration = client.Configuration()
+    if "KUBECONFIG" in os.environ:
+        await config.load_kube_config(client_configuration=configuration)
+    else:
+        config.load_incluster_config(client_configuration=configuration)
+    async with client.ApiClient(configuration) as api:
+        yield api
+
+
+class Lister:
+    """Lists the objects now and then, so that a watch that has gone deaf delays us by a minute and no more."""
+
+    def __init__(self, api: client.ApiClient, queue: WorkQueue, namespaces: tuple[str, ...]) -> None:
+        self._objects, self._queue, self._namespaces = client.CustomObjectsApi(api), queue, namespaces
+        self._tried_seconds = asyncio.get_running_loop().time()
+
+    def ailment(self) -> str:
+        now = asyncio.get_running_loop().time()
+        return web.ailment(self._queue, self._tried_seconds, now, LIST_EVERY_SECONDS)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                for item in await self._list():
+                    self._queue.add(Key(item.metadata.namespace, item.metadata.name))
+            except (client.ApiException, aiohttp.ClientError, TimeoutError) as error:
+                log.warning("the objects could not be listed: %s", error)
+            self._tried_seconds = asyncio.get_running_loop().time()
+            await asyncio.sleep(LIST_EVERY_SECONDS)
+
+    async def _list(self) -> list[kube.CustomObject]:
+        kind = kube.CustomObject
+        if not self._namespaces:
+            everywhere = self._objects.list_cluster_custom_object_without_preload_content
+            return await kube.listed(kind, everywhere, GROUP, VERSION, PLURAL)
+        one = self._objects.list_namespaced_custom_object_without_preload_content
+        parts = [await kube.listed(kind, one, GROUP, VERSION, name, PLURAL) for name in self._namespaces]
+        return [item for part in parts for item in part]
+
+
+async def _run_kopf(queue: WorkQueue, settings: Settings) -> None:
+    registry = handlers.registry(queue)
+
+    async def login(**_: Any) -> kopf.ConnectionInfo | None:
+        """The same credentials as our own client; kopf asks again when they expire."""
+        async with connection() as api:
+            conf = api.configuration
+            bearer = (conf.api_key or {}).get("BearerToken", "").removeprefix("Bearer ")
+            return kopf.ConnectionInfo(server=conf.host, ca_path=conf.ssl_ca_cert, token=bearer or None)
+
+    kopf.on.login(registry=registry)(login)
+    await kopf.operator(
+        registry=registry,
+        settings=handlers.kopf_settings(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+    )

@@ -1,0 +1,93 @@
+"""Talking to workers over HTTP: reading status and counters, switching speculation, replaying calibration prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import aiohttp
+from pydantic import ValidationError
+
+from tandem_operator.engines import builtin
+from tandem_operator.plan.observed import Worker
+from tandem_operator.signing import Signer
+from tandem_worker.contract import ORIGIN_HEADER, WORKER_PORT, Origin, SpeculationCommand, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT = aiohttp.ClientTimeout(total=3)
+REPLAY_TIMEOUT = aiohttp.ClientTimeout(total=120)
+REPLAYED_TOKENS = 64
+CALIBRATION_PROMPTS = (
+    "Q: Where does the water of a river come from?\nA:",
+    "The quick brown fox jumps over the lazy dog. The lazy dog",
+    '{"name": "Ada", "age": 36, "city": "London", "items": [',
+    "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n",
+    "In order: Monday, Tuesday, Wednesday,",
+    "The baker lives in the old town. Every morning the baker",
+)
+
+
+class Workers:
+    def __init__(self, session: aiohttp.ClientSession, signer: Signer) -> None:
+        self._session = session
+        self._signer = signer
+        self._replays: dict[str, asyncio.Task[None]] = {}  # by pod uid: one at a time
+
+    async def read(self, ip: str) -> Worker:
+        """What the worker says; a part that can't be read is None, which is no evidence of anything."""
+        status, text = await asyncio.gather(self._get(ip, "/status"), self._get(ip, "/metrics"))
+        try:
+            parsed = WorkerStatus.model_validate_json(status) if status else None
+        except ValidationError as error:
+            log.warning("/status of %s is not what the contract says: %s", ip, error)
+            parsed = None
+        try:
+            counts = builtin.read_counts(text) if text else None
+        except ValueError as error:
+            log.warning("/metrics of %s gives no evidence: %s", ip, error)
+            counts = None
+        return Worker(status=parsed, counts=counts)
+
+    async def switch(self, ip: str, pod_uid: str, enabled: bool, reason: str) -> str:
+        """Switch speculation; returns what went wrong, or an empty string."""
+        token = self._signer.sign(SpeculationCommand.to_pod(pod_uid, enabled, reason, time.time()))
+        url = f"http://{_host(ip)}:{WORKER_PORT}/admin/speculation"
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            async with self._session.post(url, headers=headers, timeout=READ_TIMEOUT) as response:
+                return "" if response.status == 200 else f"{response.status}: {(await response.text())[:200]}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def replay(self, ip: str, pod_uid: str, model: str) -> None:
+        """Send the calibration prompts, marked as such, in the background. Does nothing while the last ones run."""
+        if pod_uid in self._replays:
+            return
+        task = asyncio.create_task(self._replay(ip, model))
+        self._replays[pod_uid] = task
+        task.add_done_callback(lambda _: self._replays.pop(pod_uid, None))
+
+    async def _replay(self, ip: str, model: str) -> None:
+        url = f"http://{_host(ip)}:{WORKER_PORT}/v1/completions"
+        for prompt in CALIBRATION_PROMPTS:
+            body = {"model": model, "prompt": prompt, "max_tokens": REPLAYED_TOKENS, "temperature": 0}
+            try:
+                headers = {ORIGIN_HEADER: Origin.CALIBRATION}
+                async with self._session.post(url, json=body, headers=headers, timeout=REPLAY_TIMEOUT) as response:
+                    await response.read()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                log.info("calibration prompt to %s failed: %s", ip, error)
+                return
+
+    async def _get(self, ip: str, path: str) -> str:
+        try:
+            async with self._session.get(f"http://{_host(ip)}:{WORKER_PORT}{path}", timeout=READ_TIMEOUT) as response:
+                return await response.text() if response.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            return ""
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
