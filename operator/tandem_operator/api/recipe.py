@@ -14,13 +14,13 @@ from tandem_operator.api.status import Fingerprints
 
 class Recipe(ApiModel):
     target: Source
-    drafter: Source | None
+    drafter: Source | None = None
     speculation: Speculation
     engine: Engine
     resources: Resources
     pod: Pod
     model_name: str
-    fingerprints: Fingerprints | None
+    fingerprints: Fingerprints | None = None
 
     @property
     def speculates(self) -> bool:

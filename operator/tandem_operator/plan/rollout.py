@@ -111,13 +111,18 @@ def _self_test_verdict(context: Context, status: Status, target: str, notes: Not
 
 
 def _ready(context: Context, status: Status, target: str) -> bool:
-    """Enough ready workers of this very revision; those of another never count (dynamo #3567)."""
-    return len(guard.ready_pods(context, target)) >= canary_count(context, status)
+    """The weight is in force: enough ready workers of this very revision, and no more of the stable one than its share.
+
+    Workers of another revision never count as the canary's (dynamo #3567).
+    """
+    for_stable, for_canary = _shares(context, status)
+    stable = context.observed.deployment(status.stable_revision) if status.weight < 100 else None
+    return len(guard.ready_pods(context, target)) >= for_canary and (stable is None or stable.desired <= for_stable)
 
 
-def canary_count(context: Context, status: Status) -> int:
+def _shares(context: Context, status: Status) -> tuple[int, int]:
     spec = context.observed.resource.spec
-    return shares(spec.replicas, status.weight, spec.rollout.max_surge)[1]
+    return shares(spec.replicas, status.weight, spec.rollout.max_surge)
 
 
 def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> Status:
@@ -125,7 +130,7 @@ def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> S
     deadline = timedelta(seconds=context.observed.resource.spec.rollout.progress_deadline_seconds)
     left = (status.progress.step_started_at + deadline - context.now).total_seconds()
     trouble = next((f"{pod.name}: {pod.trouble}" for pod in context.observed.of(target) if pod.trouble), "")
-    ready, needed = len(guard.ready_pods(context, target)), canary_count(context, status)
+    ready, needed = len(guard.ready_pods(context, target)), _shares(context, status)[1]
     if left > 0:
         notes.wakes.append(left)
         message = f"canary {target}: {ready} of {needed} workers ready" + (f"; {trouble}" if trouble else "")

@@ -1,0 +1,50 @@
+"""Replicas of every revision: never too many, never too few, and always there in the end."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_operator.plan.scale import Present, next_counts, shares
+
+LIMITS = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda limits: sum(limits) > 0)
+PRESENT = st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(0, 6), st.integers(0, 6)))
+
+
+@given(st.integers(0, 8), st.integers(1, 100), LIMITS, PRESENT)
+def test_one_pass_keeps_to_surge_and_unavailability_from_any_state(
+    replicas: int, weight: int, limits: tuple[int, int], present: dict[str, tuple[int, int]]
+) -> None:
+    surge, unavailable = limits
+    now = {name: Present(d, min(d, r)) for name, (d, r) in present.items()}
+    stable, canary = shares(replicas, weight, surge)
+    counts = next_counts({"b": canary, "a": stable}, now, replicas, surge, unavailable)
+    total, before = sum(counts.values()), sum(p.desired for p in now.values())
+    assert total <= max(before, replicas + surge)
+    ready_before = sum(p.ready for p in now.values())
+    ready_after = sum(min(p.ready, counts[name]) for name, p in now.items())
+    assert ready_after >= min(ready_before, replicas - unavailable)
+
+
+@given(st.integers(0, 8), st.integers(1, 100), LIMITS, PRESENT)
+def test_passes_converge_when_pods_become_ready(
+    replicas: int, weight: int, limits: tuple[int, int], present: dict[str, tuple[int, int]]
+) -> None:
+    surge, unavailable = limits
+    now = {name: Present(d, min(d, r)) for name, (d, r) in present.items()}
+    stable, canary = shares(replicas, weight, surge)
+    wanted = {"b": canary, "a": stable}
+    for _ in range(40):
+        counts = next_counts(wanted, now, replicas, surge, unavailable)
+        now = {name: Present(count, count) for name, count in counts.items()}
+    assert {name: p.desired for name, p in now.items() if p.desired} == {n: c for n, c in wanted.items() if c}
+
+
+def test_shares_follow_the_weight_and_leave_room_for_both() -> None:
+    assert shares(10, 10, 1) == (9, 1)
+    assert shares(10, 50, 1) == (5, 5)
+    assert shares(10, 100, 1) == (0, 10)
+    assert shares(1, 10, 1) == (1, 1)
+    assert shares(1, 10, 0) == (0, 1), "no spare GPU: the canary takes the only place"
+    assert shares(2, 10, 1) == (2, 1)
+    assert shares(0, 50, 1) == (0, 0)

@@ -1,0 +1,217 @@
+"""A small world for the pure plan: it carries plans out, lets pods start and serve, and keeps a clock.
+
+It holds what an API server would hold and nothing else, so a plan that is lost half-way (a crash) is simply a plan of
+which only a part was carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from tandem_operator import names
+from tandem_operator.api import Metadata, Spec, SpeculativeDeployment, Status
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.status import Counts
+from tandem_operator.plan import Context, Observed, Plan, Settings, plan
+from tandem_operator.plan.observed import Deployment, History, Pod, ValidationJob, Worker
+from tandem_worker.contract import (
+    Fingerprints,
+    SelfTest,
+    SelfTestOutcome,
+    ValidationReport,
+    Verdict,
+    WorkerFailure,
+    WorkerStatus,
+)
+
+SETTINGS = Settings(worker_image="worker:1", allowed_host_paths=("/models",), public_key_pem="PEM")
+FILES = Fingerprints(target="sha256:target", drafter="sha256:drafter")
+HEALTHY, WEAK, DEAD = 0.7, 0.05, 0.0
+
+
+def spec(drafter: str = "a", **fields: object) -> Spec:
+    """A valid spec whose drafter lies in /models/<drafter>; fields by their YAML names override."""
+    base = {
+        "target": {"source": {"hostPath": {"path": "/models/target"}}},
+        "drafter": {"source": {"hostPath": {"path": f"/models/{drafter}"}}},
+        "rollout": {"steps": [{"weight": 50}], "analysis": {"intervalSeconds": 10}},
+    }
+    return Spec.model_validate({**base, **fields})
+
+
+def fits(_: Spec) -> ValidationReport:
+    return ValidationReport(verdict=Verdict.FITS, mode="Static", summary="fits", fingerprints=FILES)
+
+
+@dataclass
+class Life:
+    """What a pod does, by the drafter it was made with."""
+
+    rate: float = HEALTHY  # share of drafts whose first token is accepted; as many tokens are accepted in all
+    starts: bool = True
+    self_test: SelfTestOutcome = SelfTestOutcome.ALIVE
+
+
+@dataclass
+class World:
+    spec: Spec
+    generation: int = 1
+    annotations: dict[str, str] = field(default_factory=dict)
+    status: Status = field(default_factory=Status)
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    validate: Callable[[Spec], ValidationReport | None] = fits
+    lives: dict[str, Life] = field(default_factory=dict)  # by drafter name
+    files: Fingerprints = FILES  # what workers find at start
+    requests_per_step: int = 10
+    deployments: dict[str, Deployment] = field(default_factory=dict)
+    recipes: dict[str, Recipe] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    history: dict[str, History] = field(default_factory=dict)
+    jobs: dict[str, ValidationJob] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    made: int = 0
+    last: Plan | None = None
+
+    def edit(self, new: Spec) -> None:
+        if new != self.spec:
+            self.spec, self.generation = new, self.generation + 1
+
+    def observed(self) -> Observed:
+        metadata = Metadata(
+            name="pair", namespace="ns", uid="uid", generation=self.generation, annotations=self.annotations
+        )
+        return Observed(
+            resource=SpeculativeDeployment(metadata=metadata, spec=self.spec, status=self.status),
+            pods=tuple(self.pods.values()),
+            workers=tuple(self.workers.items()),
+            deployments=tuple(self.deployments.values()),
+            jobs=tuple(self.jobs.values()),
+            history=tuple(sorted(self.history.values(), key=lambda h: h.number)),
+        )
+
+    def plan(self) -> Plan:
+        return plan(Context(self.observed(), SETTINGS, self.now))
+
+    def step(self, seconds: int = 11, crash_after: int | None = None) -> Plan:
+        """Time passes and traffic flows, a pass is planned and carried out; then the cluster does its part."""
+        self.now += timedelta(seconds=seconds)
+        self._serve()
+        self.last = self.plan()
+        self.carry_out(self.last, crash_after)
+        self._settle()
+        return self.last
+
+    def run(self, steps: int = 20) -> World:
+        for _ in range(steps):
+            self.step()
+        return self
+
+    def carry_out(self, decided: Plan, crash_after: int | None = None) -> None:
+        """`crash_after`: the operator dies after so many writes; status is the last one."""
+        for manifest in decided.apply[:crash_after]:
+            self._apply(manifest)
+        if crash_after is not None and crash_after <= len(decided.apply):
+            return
+        for deletion in decided.delete:
+            revision = deletion.name.removeprefix("pair-")
+            {"Deployment": self.deployments, "ControllerRevision": self.history}[deletion.kind].pop(revision, None)
+        for command in decided.commands:
+            worker = self.workers[command.pod_uid]
+            assert worker.status is not None
+            update = {"speculation_enabled": command.enabled, "speculation_reason": command.reason}
+            self.workers[command.pod_uid] = replace(worker, status=worker.status.model_copy(update=update))
+        self.status = Status.model_validate_json(decided.status.model_dump_json())
+        self.events += [f"{event.reason}: {event.message}" for event in decided.events]
+
+    def condition(self, kind: str) -> tuple[str, str, str]:
+        found = next(c for c in self.status.conditions if c.type == kind)
+        return found.status, found.reason, found.message
+
+    def serving(self) -> dict[str, int]:
+        """Ready pods by drafter name (`-` without one)."""
+        found: dict[str, int] = {}
+        for pod in self.pods.values():
+            if pod.ready:
+                found[self._drafter(pod.revision)] = found.get(self._drafter(pod.revision), 0) + 1
+        return found
+
+    def speculating(self) -> set[bool]:
+        return {w.status.speculation_enabled for uid, w in self.workers.items() if w.status and uid in self.pods}
+
+    def _drafter(self, revision: str) -> str:
+        source = self.recipes[revision].drafter
+        return source.host_path.path.rsplit("/", 1)[1] if source and source.host_path else "-"
+
+    def _apply(self, manifest: dict) -> None:  # type: ignore[type-arg]
+        labels = manifest["metadata"].get("labels", {})
+        if manifest["kind"] == "Deployment":
+            revision, desired = labels[names.REVISION], manifest["spec"]["replicas"]
+            before = self.deployments.get(revision)
+            self.deployments[revision] = Deployment(revision, desired, before.ready if before else 0)
+        elif manifest["kind"] == "ControllerRevision":
+            revision, recipe = labels[names.REVISION], Recipe.model_validate(manifest["data"])
+            served = manifest["metadata"]["annotations"][names.SERVED] == "true"
+            self.recipes[revision] = recipe
+            self.history[revision] = History(revision, manifest["revision"], recipe, served)
+        elif manifest["kind"] == "Job":
+            name, key = manifest["metadata"]["name"], labels[names.VALIDATION_KEY]
+            self.jobs.setdefault(name, ValidationJob(name, key, int(labels[names.ATTEMPT]), finished=False))
+
+    def _settle(self) -> None:
+        for name, job in self.jobs.items():
+            if not job.finished:
+                report = self.validate(self.spec)
+                self.jobs[name] = replace(job, finished=report is not None, report=report)
+        for revision, deployment in list(self.deployments.items()):
+            mine = [pod for pod in self.pods.values() if pod.revision == revision]
+            mine.sort(key=lambda pod: pod.ready)  # a ReplicaSet removes pods that are not ready first
+            for pod in mine[: max(0, len(mine) - deployment.desired)]:
+                del self.pods[pod.uid]
+                self.workers.pop(pod.uid, None)
+            for _ in range(deployment.desired - len(mine)):
+                self._start(revision)
+            ready = sum(pod.ready for pod in self.pods.values() if pod.revision == revision)
+            self.deployments[revision] = replace(deployment, ready=ready)
+
+    def _start(self, revision: str) -> None:
+        self.made += 1
+        uid, life, recipe = f"pod-{self.made}", self.lives.get(self._drafter(revision), Life()), self.recipes[revision]
+        expected = recipe.fingerprints.model_dump() if recipe.fingerprints else None
+        changed = expected is not None and expected != self.files.model_dump()
+        failure = (
+            WorkerFailure(reason="CheckpointChanged", message="other files", found=self.files) if changed else None
+        )
+        ready = life.starts and not changed
+        self.pods[uid] = Pod(uid, uid, revision, ready, False, "" if ready else "CrashLoopBackOff", failure)
+        if ready:
+            alive = life.self_test != SelfTestOutcome.NO_LIFE
+            status = WorkerStatus(
+                revision=revision,
+                model="pair",
+                fingerprints=self.files,
+                self_test=SelfTest(outcome=life.self_test, drafts=64, accepted=40 if alive else 0),
+                speculation_enabled=alive and recipe.speculates,
+                draft_length=5,
+            )
+            self.workers[uid] = Worker(status=status, counts=Counts())
+
+    def _serve(self) -> None:
+        for uid, worker in list(self.workers.items()):
+            pod = self.pods[uid]
+            status, counts = worker.status, worker.counts
+            if status is None or counts is None:
+                continue
+            drafts = 30 * self.requests_per_step if status.speculation_enabled else 0
+            accepted = round(drafts * self.lives.get(self._drafter(pod.revision), Life()).rate)
+            more = Counts(
+                drafts=counts.drafts + drafts,
+                accepted=counts.accepted + accepted,
+                accepted0=counts.accepted0 + accepted,
+                requests=counts.requests + self.requests_per_step,
+                user_requests=counts.user_requests + self.requests_per_step,
+                generated=counts.generated + 60 * self.requests_per_step,
+            )
+            self.workers[uid] = replace(worker, counts=more)
