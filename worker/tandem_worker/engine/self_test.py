@@ -1,0 +1,121 @@
+"""Start-up: what was really wired, whether the drafter is alive, and how long a plain step takes.
+
+Nothing here reaches the engine's counters. The test asks one question only, whether anything is accepted at all; how
+much is enough is decided by the operator, from real traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tandem_worker.contract import SELF_TEST_DRAFTS, Origin, SelfTest, SelfTestOutcome
+from tandem_worker.engine.engine import Engine
+from tandem_worker.engine.record import NoRecord, Phase, Recorder
+from tandem_worker.engine.request import Request, Sampling
+from tandem_worker.engine.speedup import Speedup
+
+TEXTS = ("The", "1, 2, 3,", "Q: What is", '{"name": "', "def ", "Last year")
+TOKENS = 48
+"""Generated per text and round of the test."""
+
+
+@dataclass
+class Seen:
+    """What went into `fc` in a real forward."""
+
+    capture_indexes: tuple[int, ...] = ()  # -1: a slot that holds no stream of the target
+    fc_input_width: int = 0
+
+    @property
+    def fc_applied(self) -> bool:
+        return self.fc_input_width > 0
+
+
+@dataclass
+class Counts(NoRecord):
+    drafts: int = 0
+    accepted: int = 0
+    speedup: Speedup = field(default_factory=Speedup)
+
+    def stepped(self, phase: Phase, batch: int, seconds: float) -> None:
+        self.speedup.stepped(phase, batch, seconds)
+
+    def drafted(self, origin: Origin, length: int, accepted: int) -> None:
+        self.drafts += 1
+        self.accepted += accepted
+
+
+@contextmanager
+def recorded_by(engine: Engine, recorder: Recorder) -> Iterator[None]:
+    """The engine runs on through end tokens, and only `recorder` hears of it."""
+    before = engine.recorder, engine.eos_token_ids
+    engine.recorder, engine.eos_token_ids = recorder, frozenset()
+    try:
+        yield
+    finally:
+        engine.recorder, engine.eos_token_ids = before
+
+
+def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    for prompt in prompts:
+        room = engine.context_limit - len(prompt)
+        if room > 0:
+            engine.submit(Request(tuple(prompt), Sampling(min(tokens, room)), lambda tokens, finish: None))
+    while not engine.idle:
+        engine.step()
+
+
+def observe(engine: Engine, prompt: Sequence[int]) -> Seen:
+    """Runs `prompt` and compares what enters `fc`, slot by slot, with what entered each of the target's layers."""
+    llama, eagle3 = engine.runner.llama, engine.runner.eagle3
+    assert eagle3 is not None
+    streams: dict[int, Tensor] = {}
+    seen = Seen()
+
+    def at_layer(i: int) -> Any:
+        return lambda module, arguments: streams.__setitem__(i, arguments[1])
+
+    def behind_last(module: nn.Module, arguments: Any, output: Tensor) -> None:
+        streams[len(llama.model.layers)] = output
+
+    def at_fc(module: nn.Module, arguments: tuple[Tensor]) -> None:
+        seen.fc_input_width = arguments[0].shape[-1]
+        slots = arguments[0].split(llama.target.hidden_size, -1)
+        seen.capture_indexes = tuple(
+            next((i for i, stream in streams.items() if torch.equal(stream, slot)), -1) for slot in slots
+        )
+
+    hooks = [layer.register_forward_pre_hook(at_layer(i)) for i, layer in enumerate(llama.model.layers)]
+    hooks += [llama.model.layers[-1].register_forward_hook(behind_last), eagle3.fc.register_forward_pre_hook(at_fc)]
+    engine.switch(True)
+    try:
+        with recorded_by(engine, NoRecord()):
+            generate(engine, [prompt], 1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def self_test(engine: Engine, prompts: Sequence[Sequence[int]]) -> SelfTest:
+    """Greedy text after each prompt until enough drafts were verified. Raises EngineBroken."""
+    counts, tokens = Counts(), TOKENS
+    engine.switch(True)
+    with recorded_by(engine, counts):
+        while counts.drafts < SELF_TEST_DRAFTS:
+            generate(engine, prompts, tokens)
+    outcome = SelfTestOutcome.ALIVE if counts.accepted else SelfTestOutcome.NO_LIFE
+    return SelfTest(outcome=outcome, drafts=counts.drafts, accepted=counts.accepted)
+
+
+def time_plain_steps(engine: Engine, prompt: Sequence[int], speedup: Speedup) -> None:
+    """Of one request alone, told to `speedup` only. Raises EngineBroken."""
+    engine.switch(False)
+    with recorded_by(engine, Counts(speedup=speedup)):
+        generate(engine, [prompt], TOKENS)

@@ -1,0 +1,94 @@
+"""The engine's own thread. Others hand it orders; it carries them out between two steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+
+import torch
+
+from tandem_worker.engine.engine import Engine
+from tandem_worker.engine.request import Finish, Request
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""Between two heartbeats of an engine that has nothing to do."""
+
+
+class EngineThread(threading.Thread):
+    """Runs steps while there is work. `heartbeat` is the time.monotonic() at which the last one began.
+
+    When a step fails, `broken` says why, and every request that is there or comes later fails at once.
+    """
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        super().__init__(name="engine", daemon=True)
+        self.engine, self.heartbeat, self.broken = engine, time.monotonic(), ""
+        self._threads = threads
+        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._stopping = False
+
+    def submit(self, request: Request) -> None:
+        self._orders.put(lambda: self.engine.submit(request))
+
+    def end(self, request: Request, finish: Finish) -> None:
+        self._orders.put(lambda: self.engine.end(request, finish))
+
+    def switch(self, speculate: bool) -> Future[None]:
+        """Done when the next step will run so."""
+        done: Future[None] = Future()
+
+        def order() -> None:
+            self.engine.switch(speculate)
+            done.set_result(None)
+
+        self._orders.put(order)
+        return done
+
+    def end_all(self, finish: Finish) -> None:
+        self._orders.put(lambda: self._end_all(finish))
+
+    def stop(self) -> None:
+        """Waits for the step that runs."""
+
+        def order() -> None:
+            self._stopping = True
+
+        self._orders.put(order)
+        self.join()
+
+    def run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
+        while not self._stopping:
+            self.heartbeat = time.monotonic()
+            self._carry_out_orders()
+            if self.broken:
+                self._end_all(Finish.FAILED)
+            elif not self.engine.idle:
+                self._step()
+
+    def _step(self) -> None:
+        try:
+            self.engine.step()
+        except Exception as failure:  # whatever it is, requests must not wait for ever
+            log.exception("The engine failed.")
+            self.broken = str(failure) or type(failure).__name__
+
+    def _carry_out_orders(self) -> None:
+        try:
+            order = self._orders.get(timeout=IDLE_SECONDS) if self.engine.idle else self._orders.get_nowait()
+            while True:
+                order()
+                order = self._orders.get_nowait()
+        except Empty:
+            return
+
+    def _end_all(self, finish: Finish) -> None:
+        scheduler = self.engine.scheduler
+        for request in [*scheduler.running, *scheduler.waiting]:
+            self.engine.end(request, finish)

@@ -1,0 +1,86 @@
+"""`tandem-worker serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem_worker.contract import (
+    TERMINATION_MESSAGE_LIMIT_BYTES,
+    WORKER_PORT,
+    ExitCode,
+    Fingerprints,
+    WorkerFailure,
+)
+from tandem_worker.engine.engine import EngineOptions
+from tandem_worker.server.run import run
+from tandem_worker.server.start import CannotStart, Settings, start
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    target: Annotated[Path, typer.Option(help="Folder of the target checkpoint.")],
+    model: Annotated[str, typer.Option(help="Name under which clients ask for the model.")],
+    drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter checkpoint.")] = None,
+    draft_length: Annotated[int, typer.Option(min=1, max=16, help="Tokens proposed per round.")] = 4,
+    revision: Annotated[str, typer.Option(help="Label of all metrics, header of all answers.")] = "",
+    host: Annotated[str, typer.Option()] = "0.0.0.0",
+    port: Annotated[int, typer.Option()] = WORKER_PORT,
+    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Start with speculation off.")] = False,
+    target_fingerprint: Annotated[str, typer.Option(help="As validated; another one ends in exit code 3.")] = "",
+    drafter_fingerprint: Annotated[str, typer.Option(help="As validated; another one ends in exit code 3.")] = "",
+    operator_key_file: Annotated[Path | None, typer.Option(help="The operator's public key (PEM, Ed25519).")] = None,
+    pod_uid: Annotated[str | None, typer.Option(help="Commands must be addressed to it.")] = None,
+    termination_message: Annotated[Path | None, typer.Option(help="File that says why the worker ended.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, max=256, help="Requests that run at once.")] = 8,
+    kv_cache_tokens: Annotated[
+        int | None,
+        typer.Option(min=64, help="Tokens that the cache holds. Default: max-batch x 2048, or x the model's context."),
+    ] = None,
+    prefill_chunk: Annotated[int, typer.Option(min=8, help="Prompt tokens per step.")] = 128,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="Longest wait for running requests at the end.")] = 25,
+) -> None:
+    """Serve a target, with or without a drafter, over an OpenAI-compatible API.
+
+    Exit codes: 0 drained; 3 a checkpoint is not the one that was validated; 4 the pair was wired otherwise than
+    validated; 5 it can not be loaded, or the engine is broken.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    settings = Settings(
+        target=target,
+        drafter=drafter,
+        model=model,
+        revision=revision,
+        speculate=not no_speculation,
+        engine=EngineOptions(draft_length, max_batch, kv_cache_tokens, prefill_chunk),
+        threads=threads,
+        expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),
+        operator_key_file=operator_key_file,
+        pod_uid=pod_uid,
+    )
+    try:
+        worker = start(settings)
+    except CannotStart as failure:
+        raise _ended(failure.code, failure.failure, termination_message) from None
+    run(worker, host, port, drain_seconds)
+    if worker.engine.broken:
+        broken = WorkerFailure(reason="EngineBroken", message=f"The engine failed: {worker.engine.broken}")
+        raise _ended(ExitCode.CANNOT_LOAD, broken, termination_message)
+
+
+def _ended(code: ExitCode, failure: WorkerFailure, file: Path | None) -> typer.Exit:
+    """Logs why, and writes it where the kubelet looks; a message over 4 KiB would be cut and unreadable."""
+    log.error("%s: %s", failure.reason, failure.message)
+    if file is not None:
+        message = failure.message[: TERMINATION_MESSAGE_LIMIT_BYTES // 4]
+        try:
+            file.write_text(failure.model_copy(update={"message": message}).model_dump_json(), encoding="utf-8")
+        except OSError as problem:
+            log.error("The termination message %s could not be written: %s", file, problem.strerror)
+    return typer.Exit(int(code))

@@ -1,0 +1,70 @@
+"""Runs the HTTP server until it is told to stop, and then lets it end well.
+
+At SIGTERM the worker is not ready at once, but goes on serving: requests that were on their way before the endpoints
+changed must not fail. When LINGER_SECONDS have passed and nothing runs any more, or at the deadline, it stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import uvicorn
+
+from tandem_worker.engine.request import Finish
+from tandem_worker.server.app import make_app
+from tandem_worker.server.worker import Worker
+
+LINGER_SECONDS = 2.0
+LAST_ANSWERS_SECONDS = 2
+
+
+class Server(uvicorn.Server):
+    """Leaves the signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(worker: Worker, host: str, port: int, drain_seconds: float) -> None:
+    """Returns when the worker has drained or its engine is broken."""
+    asyncio.run(_run(worker, host, port, drain_seconds))
+
+
+async def _run(worker: Worker, host: str, port: int, drain_seconds: float) -> None:
+    config = uvicorn.Config(
+        make_app(worker),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
+    )
+    server = Server(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    ending = asyncio.create_task(_end(worker, server, stop, drain_seconds))
+    try:
+        await server.serve()
+    finally:
+        ending.cancel()
+        worker.engine.stop()
+
+
+async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drain_seconds: float) -> None:
+    while not stop.is_set() and not worker.engine.broken:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.5)
+    worker.draining = True
+    lingering = min(LINGER_SECONDS, drain_seconds)
+    await asyncio.sleep(lingering)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(worker.in_flight.none.wait(), drain_seconds - lingering)
+    worker.engine.end_all(Finish.CANCELLED)
+    server.should_exit = True

@@ -1,0 +1,194 @@
+"""From checkpoints to a worker that may serve, or to the reason why there is none.
+
+Order: content as validated, pair resolved, weights loaded, wiring observed in a real forward and compared with the
+resolution, self-test, plain steps timed. Whatever goes wrong ends in CannotStart, which says it for the operator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from tandem_worker.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Drafter,
+    Target,
+    fingerprint,
+    open_checkpoint,
+    read_drafter,
+    read_target,
+)
+from tandem_worker.checks import resolve
+from tandem_worker.contract import (
+    ExitCode,
+    Fingerprints,
+    Resolution,
+    SelfTest,
+    SelfTestOutcome,
+    WorkerFailure,
+)
+from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.runner import EngineBroken
+from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time_plain_steps
+from tandem_worker.engine.speedup import Speedup
+from tandem_worker.engine.thread import EngineThread
+from tandem_worker.models.load import LoadedDrafter, load_drafter, load_target
+from tandem_worker.server.admin import Gate
+from tandem_worker.server.completions import Vocabulary
+from tandem_worker.server.metrics import Metrics
+from tandem_worker.server.worker import Identity, Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `tandem-worker serve` is asked to do."""
+
+    target: Path
+    drafter: Path | None
+    model: str
+    revision: str
+    speculate: bool
+    engine: EngineOptions
+    threads: int
+    expected: Fingerprints  # empty: not compared
+    operator_key_file: Path | None
+    pod_uid: str | None
+
+
+class CannotStart(Exception):
+    def __init__(self, code: ExitCode, reason: str, message: str, found: Fingerprints | None = None) -> None:
+        super().__init__(message)
+        self.code, self.failure = code, WorkerFailure(reason=reason, message=message, found=found)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both checkpoints, opened and understood; the drafter's half is None without one."""
+
+    target_checkpoint: Checkpoint
+    target: Target
+    drafter_checkpoint: Checkpoint | None
+    drafter: Drafter | None
+    fingerprints: Fingerprints
+
+
+def start(settings: Settings) -> Worker:
+    """Raises CannotStart."""
+    try:
+        return _start(settings)
+    except CheckpointError as failure:
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", str(failure)) from failure
+    except EngineBroken as failure:
+        raise CannotStart(ExitCode.CANNOT_LOAD, "EngineBroken", f"The self-test failed: {failure}.") from failure
+
+
+def _start(settings: Settings) -> Worker:
+    torch.set_num_threads(settings.threads)
+    pair = _open(settings)
+    vocabulary = Vocabulary(_read_tokenizer(settings.target), pair.target.vocab_size)
+    device, dtype = torch.device(settings.engine.device), settings.engine.dtype
+    llama = load_target(pair.target_checkpoint, pair.target, dtype, device)
+    loaded = None
+    if pair.drafter_checkpoint and pair.drafter:
+        loaded = load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device)
+        _refuse_missing(loaded, pair.drafter_checkpoint)
+    engine = Engine(llama, loaded.drafter if loaded else None, settings.engine)
+    prompts = _self_test_prompts(vocabulary, pair.target)
+    resolution = _check_wiring(engine, loaded, pair, prompts[0]) if loaded else None
+    tested = self_test(engine, prompts) if loaded and settings.speculate else SelfTest(outcome=SelfTestOutcome.NOT_RUN)
+    speedup = Speedup()
+    time_plain_steps(engine, prompts[0], speedup)
+    metrics = Metrics(settings.revision, settings.engine.draft_length, settings.engine.max_batch, speedup)
+    engine.recorder = metrics
+    identity = Identity(
+        settings.revision, settings.model, settings.engine.draft_length, pair.fingerprints, resolution, tested
+    )
+    gate = Gate(settings.operator_key_file, settings.pod_uid)
+    worker = Worker(identity, EngineThread(engine, settings.threads), metrics, vocabulary, gate)
+    reason = _why_off(settings, tested)
+    worker.set_speculation(not reason, reason)
+    worker.engine.start()
+    log.info("Ready: %s", worker.status().model_dump_json())
+    return worker
+
+
+def _open(settings: Settings) -> Pair:
+    target_checkpoint = open_checkpoint(settings.target)
+    drafter_checkpoint = open_checkpoint(settings.drafter) if settings.drafter else None
+    found = Fingerprints(
+        target=fingerprint(target_checkpoint),
+        drafter=fingerprint(drafter_checkpoint) if drafter_checkpoint else "",
+    )
+    for part in ("target", "drafter"):
+        expected, now = getattr(settings.expected, part), getattr(found, part)
+        if expected and expected != now:
+            message = (
+                f"The {part} at {getattr(settings, part)} is not what was validated: its fingerprint is {now}, "
+                f"expected {expected}. Restore the files, or let the pair be validated anew."
+            )
+            raise CannotStart(ExitCode.CHECKPOINT_CHANGED, "CheckpointChanged", message, found)
+    target = read_target(target_checkpoint)
+    drafter = read_drafter(drafter_checkpoint, target) if drafter_checkpoint else None
+    return Pair(target_checkpoint, target, drafter_checkpoint, drafter, found)
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as failure:  # the library raises bare Exception
+        message = f"The tokenizer {file} can not be read: {failure}. Add the tokenizer.json of the target's checkpoint."
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message) from failure
+
+
+def _refuse_missing(loaded: LoadedDrafter, checkpoint: Checkpoint) -> None:
+    if loaded.missing:
+        names, dropped = ", ".join(loaded.missing), ", ".join(loaded.dropped[:8])
+        hint = f" Tensors that no parameter takes: {dropped}." if dropped else ""
+        message = f"The drafter {checkpoint.path} lacks {names}; they would stay random.{hint}"
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message)
+
+
+def _self_test_prompts(vocabulary: Vocabulary, target: Target) -> list[list[int]]:
+    prompts = [vocabulary.tokenizer.encode(text).ids for text in TEXTS]
+    return [[target.bos_token_id or 0], *[prompt for prompt in prompts if prompt]]
+
+
+def _check_wiring(engine: Engine, loaded: LoadedDrafter, pair: Pair, prompt: Sequence[int]) -> Resolution:
+    """What was really done, which must be what validation says will be."""
+    assert pair.drafter
+    assert pair.drafter_checkpoint
+    seen: Seen = observe(engine, prompt)
+    did = Resolution(
+        capture_indexes=seen.capture_indexes,
+        fc_input_width=seen.fc_input_width,
+        fc_applied=seen.fc_applied,
+        norm_before_residual=loaded.drafter.norm_before_residual,
+        loaded=loaded.loaded,
+        shared=loaded.shared,
+        missing=loaded.missing,
+        dropped=loaded.dropped,
+    )
+    expected = resolve(pair.target, pair.drafter, pair.target_checkpoint, pair.drafter_checkpoint)
+    if did != expected:
+        differing = [name for name in Resolution.model_fields if getattr(did, name) != getattr(expected, name)]
+        differences = "; ".join(f"{n}: {getattr(did, n)}, expected {getattr(expected, n)}" for n in differing)
+        message = f"The engine did not wire the pair as it was validated: {differences}."
+        raise CannotStart(ExitCode.RESOLUTION_DIFFERS, "ResolutionDiffers", message)
+    return did
+
+
+def _why_off(settings: Settings, tested: SelfTest) -> str:
+    if settings.drafter is None:
+        return "NoDrafter"
+    if not settings.speculate:
+        return "Disabled"
+    return "SelfTestFailed" if tested.outcome is SelfTestOutcome.NO_LIFE else ""
