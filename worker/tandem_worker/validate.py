@@ -112,7 +112,7 @@ def _open_both(request: Request) -> tuple[Checkpoint, Checkpoint]:
     return target, drafter
 
 
-def _probe(pair: Pair, request: Request) -> tuple[ProbeResult, tuple[Finding, ...]]:
+def _probe(pair: Pair, request: Request) -> tuple[ProbeResult | None, tuple[Finding, ...]]:
     from tandem_worker.probe import probe  # brings torch
 
     return probe(pair, request.draft_length, request.min_accept_length, request.prompts)
