@@ -96,7 +96,6 @@ def pod_status(
         "startTime": timestamp(started_at),
         "initContainerStatuses": [report.json() for report in init_containers],
         "containerStatuses": [report.json() for report in containers],
-        "qosClass": "BestEffort",
     }
 
 
