@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """A running cluster. As a context manager it stops at the end; it also stops when this process dies.
+    """A cluster. As a context manager it stops at the end; it also stops when the process that started it dies.
 
     with Cluster.start(name="mine") as cluster:
         cluster.kubectl("get", "nodes")
@@ -39,6 +40,7 @@ class Cluster:
         """Names a cluster, running or not. Its files lie in the folder `name` of `directory`."""
         self.name = name
         self.layout = Layout((directory or clusters_directory()).absolute() / name)
+        self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this handle started it
 
     @classmethod
     def start(
@@ -49,11 +51,13 @@ class Cluster:
         gpus: int = 16,
         restart_delay_seconds: float = 1.0,
         restart_delay_limit_seconds: float = 30.0,
+        owner: int | None = None,
         outlives_caller: bool = False,
     ) -> Self:
         """Start a cluster, or find it running, and wait until pods can be scheduled.
 
-        `images` adds rows to the image table (images.py). Raises ClusterError, or build.BuildError.
+        `images` adds rows to the image table (images.py). The cluster ends with the process `owner`, this one by
+        default, or, if it `outlives_caller`, only when stopped. Raises ClusterError, or build.BuildError.
         """
         cluster = cls(name, directory)
         settings = Settings(
@@ -64,12 +68,11 @@ class Cluster:
             restart_delay_limit_seconds=restart_delay_limit_seconds,
         )
         components = {} if cluster.running() else binaries()  # may build for minutes, so before the lock
-        process = None
         with cluster._starting():
             if not cluster.running():
                 cluster._clear()
-                process = cluster._launch(settings, components, owner=None if outlives_caller else os.getpid())
-        cluster._wait_until_ready(process)
+                cluster._launch(settings, components, owner=None if outlives_caller else owner or os.getpid())
+        cluster._wait_until_ready()
         return cluster
 
     def __enter__(self) -> Self:
@@ -133,11 +136,13 @@ class Cluster:
     def stop(self) -> None:
         """End every process of the cluster and remove its directory. Does nothing if there is none."""
         if supervisor := self._supervisor():
-            os.kill(supervisor, signal.SIGTERM)
-            deadline = time.monotonic() + _STOP_LIMIT_SECONDS
-            while self.running() and time.monotonic() < deadline:
-                time.sleep(0.02)
+            handle = os.pidfd_open(supervisor)
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            select.select([handle], [], [], _STOP_LIMIT_SECONDS)  # readable when it has ended
+            os.close(handle)
         self._clear()
+        if self._process:
+            self._process.wait()
 
     def _clear(self) -> None:
         """Whatever a cluster that ended badly left behind."""
@@ -155,7 +160,7 @@ class Cluster:
             return int(self.layout.supervisor.read_text() or 0) or None
         return None
 
-    def _launch(self, settings: Settings, components: Mapping[str, Path], owner: int | None) -> subprocess.Popen[bytes]:
+    def _launch(self, settings: Settings, components: Mapping[str, Path], owner: int | None) -> None:
         for folder in (self.layout.logs, self.layout.binaries, self.layout.pods):
             folder.mkdir(parents=True, mode=0o700)
         for name, binary in components.items():
@@ -166,7 +171,7 @@ class Cluster:
         with (self.logs_dir / "supervisor.log").open("wb") as log, self.layout.supervisor.open("w") as lock:
             # The supervisor inherits the locked file: the lock ends with it, and there is no moment without one.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 env=os.environ | {"PYTHONPATH": str(CHECKOUT / "hack")},
                 stdin=subprocess.DEVNULL,
@@ -175,13 +180,12 @@ class Cluster:
                 pass_fds=[lock.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is not meant for it
             )
-            lock.write(str(process.pid))
-        return process
+            lock.write(str(self._process.pid))
 
-    def _wait_until_ready(self, process: subprocess.Popen[bytes] | None) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_LIMIT_SECONDS
         while not self.layout.ready.exists():
-            ended = process.poll() is not None if process else not self.running()
+            ended = self._process.poll() is not None if self._process else not self.running()
             if ended or time.monotonic() > deadline:
                 raise ClusterError(f"cluster {self.name} did not start; logs are in {self.logs_dir}\n{self._why()}")
             time.sleep(0.05)

@@ -122,6 +122,7 @@ class ControlPlane:
             "--leader-elect=false",
             f"--controllers={_CONTROLLERS}",
             "--secure-port=0",
+            "--pvclaimbinder-sync-period=1s",  # the default of 15 s is what a test would wait for a claim
             "--kube-api-qps=200",
             "--kube-api-burst=400",
         ]
