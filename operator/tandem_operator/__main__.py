@@ -32,6 +32,7 @@ def main_command(
     logging.basicConfig(
         level=os.environ.get("TANDEM_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event seen is no news
     settings = Settings(
         worker_image=worker_image,
         allowed_host_paths=tuple(allowed_host_path or ()),

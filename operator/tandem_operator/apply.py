@@ -124,20 +124,25 @@ async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, s
 async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, event: Event, now: datetime) -> None:
     """Through events.k8s.io/v1. An event that can't be posted is logged: it must not stop a rollback."""
     metadata = resource.metadata
-    regarding = client.V1ObjectReference(
-        api_version=f"{GROUP}/{VERSION}", kind=KIND, name=metadata.name, namespace=metadata.namespace, uid=metadata.uid
-    )
-    body = client.EventsV1Event(
-        metadata=client.V1ObjectMeta(generate_name=f"{metadata.name}.", namespace=metadata.namespace),
-        event_time=now,
-        type=event.type,
-        reason=event.reason,
-        action="Reconcile",
-        note=event.message[:NOTE_LIMIT],
-        regarding=regarding,
-        reporting_controller="tandem.dev/operator",
-        reporting_instance="tandem-operator",
-    )
+    body = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{metadata.name}.", "namespace": metadata.namespace},
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),  # the API server insists on microseconds
+        "type": event.type,
+        "reason": event.reason,
+        "action": "Reconcile",
+        "note": event.message[:NOTE_LIMIT],
+        "regarding": {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": metadata.name,
+            "namespace": metadata.namespace,
+            "uid": metadata.uid,
+        },
+        "reportingController": "tandem.dev/operator",
+        "reportingInstance": "tandem-operator",
+    }
     try:
         await client.EventsV1Api(api).create_namespaced_event(metadata.namespace, body)
     except client.ApiException as error:

@@ -6,14 +6,11 @@ among them, without a word. So the operator compares and says so, in its log and
 
 from __future__ import annotations
 
-import logging
-
 from kubernetes.aio import client
 
+from tandem_operator import kube
 from tandem_operator.api import GROUP, PLURAL, VERSION
 from tandem_operator.api.crd import custom_resource_definition
-
-log = logging.getLogger(__name__)
 
 
 def missing_fields(ours: object, installed: object, path: str = "") -> list[str]:
@@ -28,20 +25,17 @@ def missing_fields(ours: object, installed: object, path: str = "") -> list[str]
     return missing + missing_fields(ours.get("items"), installed.get("items"), f"{path}[]")
 
 
-async def crd_is_own(api: client.ApiClient) -> bool:
-    """False, with a line in the log, when the installed CRD is missing or lacks fields that this operator reads."""
+async def crd_problem(api: client.ApiClient) -> str:
+    """What is wrong with the installed CRD, as a sentence; empty when it has every field that this operator reads."""
     name = f"{PLURAL}.{GROUP}"
+    read = client.ApiextensionsV1Api(api).read_custom_resource_definition_without_preload_content
     try:
-        found = await client.ApiextensionsV1Api(api).read_custom_resource_definition(name)
+        found = await kube.got(kube.CrdObject, read, name)
     except client.ApiException as error:
-        log.error("CRD %s can't be read (%s): apply crds/ of this version", name, error.reason)
-        return False
-    installed = next((v for v in found.to_dict()["spec"]["versions"] if v["name"] == VERSION), None)
+        return f"CRD {name} can't be read ({error.reason}): apply crds/ of this version"
+    theirs = next((v.crd_schema.openapi for v in found.spec.versions if v.name == VERSION), None)
     ours = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    theirs = ((installed or {}).get("schema") or {}).get("openAPIV3Schema")
     missing = missing_fields(ours, theirs) if theirs else [f"version {VERSION}"]
-    if missing:
-        log.error(
-            "CRD %s is older than this operator and drops %s: apply crds/ of this version", name, ", ".join(missing)
-        )
-    return not missing
+    if not missing:
+        return ""
+    return f"CRD {name} is older than this operator and drops {', '.join(missing)}: apply crds/ of this version"

@@ -40,6 +40,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
     settings.watching.reconnect_backoff = 2
+    settings.scanning.disabled = True  # no right to watch CRDs is needed; the CRD is there before kopf starts
     settings.networking.request_timeout = 30
     settings.posting.enabled = False  # events are our own, with a closed catalogue
     settings.process.ultimate_exiting_timeout = 20

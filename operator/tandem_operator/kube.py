@@ -106,6 +106,23 @@ class CustomObject(ApiModel):
     metadata: Meta
 
 
+class CrdSchema(ApiModel):
+    openapi: dict[str, Any] = Field(default={}, alias="openAPIV3Schema")
+
+
+class CrdVersion(ApiModel):
+    name: str
+    crd_schema: CrdSchema = Field(default=CrdSchema(), alias="schema")
+
+
+class CrdSpec(ApiModel):
+    versions: list[CrdVersion]
+
+
+class CrdObject(ApiModel):
+    spec: CrdSpec
+
+
 T = TypeVar("T", bound=ApiModel)
 
 
@@ -113,8 +130,8 @@ class Items(ApiModel, Generic[T]):
     items: list[T] = []
 
 
-async def listed(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> list[T]:
-    """Call a list method of the client (its `…_without_preload_content` form) and parse what comes back.
+async def got(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> T:
+    """Call a reading method of the client (its `…_without_preload_content` form) and parse what comes back.
 
     Raises ApiException for what the API server refuses.
     """
@@ -122,4 +139,9 @@ async def listed(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str,
     body = await response.read()
     if response.status != 200:
         raise client.ApiException(status=response.status, reason=response.reason, body=body.decode(errors="replace"))
-    return Items[kind].model_validate_json(body).items  # type: ignore[valid-type]
+    return kind.model_validate_json(body)
+
+
+async def listed(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> list[T]:
+    """As `got`, for the list methods."""
+    return (await got(Items[kind], call, *args, **selectors)).items  # type: ignore[valid-type]

@@ -16,7 +16,7 @@ from kubernetes.aio import client, config
 from tandem_operator import handlers, kube, web
 from tandem_operator import plan as planning
 from tandem_operator.api import GROUP, PLURAL, VERSION
-from tandem_operator.crd_check import crd_is_own
+from tandem_operator.crd_check import crd_problem
 from tandem_operator.metrics import Metrics
 from tandem_operator.queue import Key, WorkQueue
 from tandem_operator.reconcile import Reconciler
@@ -26,22 +26,22 @@ from tandem_operator.workers import Workers
 
 log = logging.getLogger(__name__)
 
-LIST_EVERY_SECONDS = 60.0
+LIST_EVERY_SECONDS, WITHOUT_CRD_SECONDS = 60.0, 3.0
 
 
 async def run(settings: Settings) -> None:
     """Until cancelled or told to stop by a signal."""
     async with connection() as api, aiohttp.ClientSession() as session:
         signer, metrics = Signer(), Metrics()
-        metrics.crd_is_own.set(await crd_is_own(api))
         workers = Workers(session, signer)
         for_plan = planning.Settings(settings.worker_image, settings.allowed_host_paths, signer.public_key_pem)
         queue = WorkQueue(Reconciler(api, workers, for_plan, metrics), settings.workers, settings.resync_seconds)
-        lister = Lister(api, queue, settings.namespaces)
+        lister = Lister(api, queue, settings.namespaces, metrics)
         runner = await web.serve(settings.http_host, settings.http_port, metrics, lambda: lister.ailment())
         try:
             async with asyncio.TaskGroup() as group:
                 others = [group.create_task(queue.run()), group.create_task(lister.run())]
+                await lister.crd_found.wait()  # kopf resolves the kinds that it watches once
                 await _run_kopf(queue, settings)
                 for task in others:  # kopf returns when a signal asks the process to stop
                     task.cancel()
@@ -62,11 +62,17 @@ async def connection() -> AsyncIterator[client.ApiClient]:
 
 
 class Lister:
-    """Lists the objects now and then, so that a watch that has gone deaf delays us by a minute and no more."""
+    """Lists the objects now and then, so that a watch that has gone deaf delays us by a minute and no more.
 
-    def __init__(self, api: client.ApiClient, queue: WorkQueue, namespaces: tuple[str, ...]) -> None:
-        self._objects, self._queue, self._namespaces = client.CustomObjectsApi(api), queue, namespaces
+    It looks at the CRD too: a missing one is waited for, an older one is said aloud.
+    """
+
+    def __init__(self, api: client.ApiClient, queue: WorkQueue, namespaces: tuple[str, ...], metrics: Metrics) -> None:
+        self._api, self._queue, self._namespaces, self._metrics = api, queue, namespaces, metrics
+        self._objects = client.CustomObjectsApi(api)
         self._tried_seconds = asyncio.get_running_loop().time()
+        self._problem = ""
+        self.crd_found = asyncio.Event()
 
     def ailment(self) -> str:
         now = asyncio.get_running_loop().time()
@@ -75,12 +81,21 @@ class Lister:
     async def run(self) -> None:
         while True:
             try:
+                await self._check_crd()
                 for item in await self._list():
                     self._queue.add(Key(item.metadata.namespace, item.metadata.name))
+                self.crd_found.set()
             except (client.ApiException, aiohttp.ClientError, TimeoutError) as error:
                 log.warning("the objects could not be listed: %s", error)
             self._tried_seconds = asyncio.get_running_loop().time()
-            await asyncio.sleep(LIST_EVERY_SECONDS)
+            await asyncio.sleep(LIST_EVERY_SECONDS if self.crd_found.is_set() else WITHOUT_CRD_SECONDS)
+
+    async def _check_crd(self) -> None:
+        problem = await crd_problem(self._api)
+        self._metrics.crd_is_own.set(not problem)
+        if problem and problem != self._problem:
+            log.error(problem)
+        self._problem = problem
 
     async def _list(self) -> list[kube.CustomObject]:
         kind = kube.CustomObject

@@ -245,7 +245,12 @@ class Spec(ApiModel):
             "drafter is required unless speculation.enabled is false",
         ),
         Rule(
-            "!has(self.drafter) || self.drafter.source != self.target.source",
+            # Two objects of different schemas cannot be compared in CEL, their fields can.
+            "!has(self.drafter) || !(has(self.drafter.source.hostPath) && has(self.target.source.hostPath) "
+            "? self.drafter.source.hostPath.path == self.target.source.hostPath.path "
+            ": has(self.drafter.source.pvc) && has(self.target.source.pvc) "
+            "&& self.drafter.source.pvc.claimName == self.target.source.pvc.claimName "
+            "&& self.drafter.source.pvc.path == self.target.source.pvc.path)",
             "drafter.source must differ from target.source: the target cannot be its own drafter",
         ),
     )

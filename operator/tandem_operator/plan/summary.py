@@ -86,6 +86,8 @@ def note_transitions(before: Status, after: Status, notes: Notes) -> None:
     for condition in after.conditions:
         if condition.type in ("Progressing", "CanaryHealthy", "RolledBack") or not condition.message:
             continue
+        if condition.status == "Unknown" and condition.type != "Validated":
+            continue  # not looked at, or nobody to ask
         last = old.get(condition.type)
         if last and (last.status, last.reason) == (condition.status, condition.reason):
             continue
