@@ -137,7 +137,7 @@ class ContainerRunner:
                 self._set(Waiting("CreateContainerConfigError", str(error)))
                 await self._stopped_within(0.5)
                 continue
-            self._command = [self._translation(part) for part in command_line(self.container, command, variables)]
+            self._command = command_line(self.container, command, variables, self._translation)
             translated = {name: self._translation(value) for name, value in variables.items()}
             environment = {**self._around.platform, **translated}
             folder = self._working_directory()

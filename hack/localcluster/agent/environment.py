@@ -131,7 +131,12 @@ def platform_variables(home: Path, temporary: Path, hostname: str) -> dict[str, 
     }
 
 
-def command_line(container: Container, entry_point: Sequence[str], known: Mapping[str, str]) -> list[str]:
-    """`command` replaces the image's entry point, `args` follow; both with $(NAME) expanded, paths not translated."""
-    command = [expand(part, known) for part in container.command] or list(entry_point)
-    return command + [expand(part, known) for part in container.args]
+def command_line(
+    container: Container, entry_point: Sequence[str], known: Mapping[str, str], translate: Callable[[str], str]
+) -> list[str]:
+    """`command` replaces the image's entry point, `args` follow; both with $(NAME) expanded and paths translated.
+
+    The entry point itself is a path of this machine and stays as it is, wherever the pod mounts something.
+    """
+    command = [translate(expand(part, known)) for part in container.command] or list(entry_point)
+    return command + [translate(expand(part, known)) for part in container.args]
