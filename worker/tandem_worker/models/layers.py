@@ -9,6 +9,7 @@ Shapes: N blocks, R rows, H hidden size, D head size, Hq query heads, Hk key and
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -66,10 +67,17 @@ class Rope(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions [N, R] -> cosines and sines [N, R, 1, D], made once per forward. Angles are float32 always."""
-        half = self.head_dim // 2
-        frequencies = self.theta ** (-torch.arange(half, dtype=torch.float32, device=positions.device) / half)
-        angles = (positions[..., None, None] * frequencies).repeat(1, 1, 1, 2)  # [N, R, 1, D]
+        angles = positions[..., None, None] * _frequencies(self.theta, self.head_dim, positions.device)
+        angles = torch.cat([angles, angles], -1)  # [N, R, 1, D]
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@cache
+def _frequencies(theta: float, head_dim: int, device: torch.device) -> Tensor:
+    """[D / 2]"""
+    half = head_dim // 2
+    with torch.inference_mode(False):  # kept for whatever mode asks next
+        return theta ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
