@@ -76,12 +76,14 @@ def _validate(request: Request) -> ValidationReport:
     drafter = read_drafter(drafter_checkpoint, target)
     pair = Pair(target, drafter, target_checkpoint, drafter_checkpoint, request.trained_on)
     findings = run_checks(pair)
+    verdict = _verdict(findings)
     probe: ProbeResult | None = None
     if request.mode is Mode.PROBE and all(finding.code in PROBE_GOES_ON for finding in _errors(findings)):
-        probe, seen = _probe(pair, request)
+        probe, seen, probe_verdict = _probe(pair, request)
         findings += seen
+        verdict = probe_verdict if verdict is Verdict.FITS else verdict
     return ValidationReport(
-        verdict=Verdict.DOES_NOT_FIT if _errors(findings) else Verdict.FITS,
+        verdict=verdict,
         mode=request.mode,
         summary=_summary(pair, findings, probe),
         findings=findings,
@@ -112,10 +114,18 @@ def _open_both(request: Request) -> tuple[Checkpoint, Checkpoint]:
     return target, drafter
 
 
-def _probe(pair: Pair, request: Request) -> tuple[ProbeResult | None, tuple[Finding, ...]]:
+def _probe(pair: Pair, request: Request) -> tuple[ProbeResult | None, tuple[Finding, ...], Verdict]:
     from tandem_worker.probe import probe  # brings torch
 
-    return probe(pair, request.draft_length, request.min_accept_length, request.prompts)
+    try:
+        result, findings = probe(pair, request.draft_length, request.min_accept_length, request.prompts)
+    except CheckpointError as failure:
+        return None, failure.findings, failure.verdict
+    return result, findings, _verdict(findings)
+
+
+def _verdict(findings: Iterable[Finding]) -> Verdict:
+    return Verdict.DOES_NOT_FIT if _errors(findings) else Verdict.FITS
 
 
 def _errors(findings: Iterable[Finding]) -> list[Finding]:

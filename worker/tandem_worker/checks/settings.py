@@ -98,6 +98,19 @@ def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[F
             action=f"Use a {of} that is not quantised.",
         )
     declared = declared_dtype(checkpoint.config)
+    known = tuple(STORED_DTYPES.values())
+    if declared and declared not in known:
+        message = f"The {of}'s config declares the dtype {declared}, which is none of {listed(known)}."
+        yield error(
+            "DtypeUnknown",
+            message,
+            file=checkpoint.config.file,
+            where="torch_dtype",
+            found=declared,
+            expected=listed(known),
+            action="Correct torch_dtype.",
+        )
+        return
     stored = sorted({STORED_DTYPES[tensor.dtype] for tensor in tensors if tensor.dtype in FLOATS})
     if declared and stored and stored != [declared]:
         message = f"The {of}'s config declares {declared}; its weights are stored as {listed(stored)}."

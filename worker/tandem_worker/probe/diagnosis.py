@@ -13,7 +13,7 @@ Where several pass, the one with the highest accept length is named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tandem_worker.probe.replay import Tally
 from tandem_worker.probe.wirings import Wiring
@@ -31,16 +31,19 @@ def clearly_better(other: Tally, declared: Tally, threshold: float) -> bool:
     return other.accept_length >= threshold and a >= LEAST_RATIO * b and a - b >= STANDARD_ERRORS * error > 0
 
 
-def diagnose(declared: Tally, tried: Iterable[tuple[Wiring, Tally]], threshold: float) -> str:
-    """Why the declared wiring is below the threshold, with figures."""
-    tried = list(tried)
+def better_wiring(declared: Tally, tried: Iterable[tuple[Wiring, Tally]], threshold: float) -> str:
+    """The sentence that names the cause, with figures; empty when no wiring is clearly better."""
     better = [(wiring, tally) for wiring, tally in tried if clearly_better(tally, declared, threshold)]
-    if better:
-        wiring, tally = max(better, key=lambda pair: pair[1].accept_length)
-        return (
-            f"The builtin engine {wiring.cause}: position-0 acceptance {declared.position0:.2f} against "
-            f"{tally.position0:.2f}; {wiring.remedy}."
-        )
+    if not better:
+        return ""
+    wiring, tally = max(better, key=lambda pair: pair[1].accept_length)
+    return (
+        f"The builtin engine {wiring.cause}: position-0 acceptance {declared.position0:.2f} against "
+        f"{tally.position0:.2f}; {wiring.remedy}."
+    )
+
+
+def nothing_helps(declared: Tally, tried: Sequence[tuple[Wiring, Tally]]) -> str:
     best = max((tally.accept_length for _, tally in tried), default=declared.accept_length)
     return (
         f"None of {len(tried)} other wirings tried makes it fit (best accept length {best:.2f}); the drafter was "

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from tandem_worker.checkpoint import CheckpointError
-from tandem_worker.checkpoint.errors import error
+from tandem_worker.checkpoint.errors import error, warning
 from tandem_worker.checks import Pair, drafter_parameters
 from tandem_worker.contract import Finding, ProbeResult
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.load import load_drafter, load_target
-from tandem_worker.probe.diagnosis import diagnose
+from tandem_worker.probe.diagnosis import better_wiring, nothing_helps
 from tandem_worker.probe.generate import continue_greedily
 from tandem_worker.probe.prompts import read_prompts, tokenize
 from tandem_worker.probe.replay import Tally, calibrate, replay
@@ -30,6 +30,8 @@ from tandem_worker.probe.wirings import declared, hypotheses
 NEW_TOKENS = 64
 LEAST_DRAFTS = 30
 SMALL_PARAMETERS = 50_000_000
+DOUBTFUL_POSITION0 = 0.6
+"""Healthy drafters do better on text of their target; below it other wirings are tried even above the threshold."""
 
 
 @torch.inference_mode()
@@ -52,10 +54,11 @@ def probe(
         return None, (_not_finite("drafter", drafter, pair),)
     if tally.drafts < LEAST_DRAFTS:
         raise CheckpointError(_too_little(pair, tally))
+    below = tally.accept_length < min_accept_length
     diagnosis = ""
-    if tally.accept_length < min_accept_length:
+    if below or tally.position0 < DOUBTFUL_POSITION0:
         tried = [(wiring, replay(calibration, drafter, wiring, draft_length)) for wiring in hypotheses(pair, drafter)]
-        diagnosis = diagnose(tally, tried, min_accept_length)
+        diagnosis = better_wiring(tally, tried, min_accept_length) or (nothing_helps(tally, tried) if below else "")
     result = ProbeResult(
         prompts=len(prompts),
         drafts=tally.drafts,
@@ -66,7 +69,7 @@ def probe(
         threshold=min_accept_length,
         diagnosis=diagnosis,
     )
-    return result, (_below(pair, result),) if diagnosis else ()
+    return result, tuple(_judge(pair, result))
 
 
 def _load(pair: Pair) -> tuple[Llama, Eagle3]:
@@ -127,8 +130,12 @@ def _too_little(pair: Pair, tally: Tally) -> Finding:
     )
 
 
-def _below(pair: Pair, result: ProbeResult) -> Finding:
-    return error(
+def _judge(pair: Pair, result: ProbeResult) -> Iterator[Finding]:
+    if result.accept_length >= result.threshold:
+        if result.diagnosis:
+            yield warning("OtherWiringBetter", result.diagnosis, file=pair.drafter_checkpoint.config.file)
+        return
+    yield error(
         "AcceptLengthBelowThreshold",
         f"Accept length {result.accept_length:.2f} over {result.drafts} drafts is below {result.threshold:.2f}. "
         + result.diagnosis,
