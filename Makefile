@@ -11,16 +11,16 @@ SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test lint format cluster cluster-down crds constraints clean venv kube
+.PHONY: help demo demo-down test lint format cluster cluster-status cluster-down crds constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: venv kube ## four acts on a real API server, judged by itself (KEEP=1 leaves it running)
-	@$(RUN) demo $(if $(KEEP),--keep) $(DEMO)
+demo: venv kube ## four acts on a real API server, judged by themselves (KEEP=1 leaves it running, JSON=file)
+	@$(RUN) demo run $(if $(KEEP),--keep) $(if $(JSON),--json $(JSON))
 
 demo-down: venv ## stop what `make demo KEEP=1` left
-	@$(RUN) demo --down
+	@$(RUN) demo down
 
 test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose)
 	@$(RUN) pytest $(PYTEST)
@@ -35,12 +35,15 @@ format: venv ## let ruff lay out and mend the code
 	@$(RUN) ruff check --fix .
 
 cluster: venv kube ## leave a cluster running with Tandem installed; says how to reach it
-	@$(RUN) demo --cluster
+	@$(RUN) demo cluster
+
+cluster-status: venv ## where the Services of running clusters are served on this machine
+	@$(RUN) demo status
 
 cluster-down: demo-down ## stop it
 
 crds: venv ## write crds/ anew from the API models
-	@$(RUN) tandem_operator.api.crd
+	@$(RUN) tandem_operator.api.crd > crds/.new && mv crds/.new crds/speculativedeployments.yaml
 
 constraints: python ## choose the newest versions of all packages for constraints.txt
 	@$(SETUP) constraints

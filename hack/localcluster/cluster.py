@@ -173,7 +173,7 @@ class Cluster:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._process = subprocess.Popen(
                 command,
-                env=os.environ | {"PYTHONPATH": str(CHECKOUT / "hack")},
+                env=os.environ | {"PYTHONPATH": str(CHECKOUT / "hack"), "NO_PROXY": "*", "no_proxy": "*"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

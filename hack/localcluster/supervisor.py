@@ -140,9 +140,8 @@ def _reserve_network() -> tuple[str, socket.socket]:
 
 def _api_is_ready(url: str, certificate_authority: Path) -> bool:
     context = ssl.create_default_context(cafile=str(certificate_authority))
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with direct.open(f"{url}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5, context=context) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

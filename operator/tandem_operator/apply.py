@@ -127,7 +127,7 @@ async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, eve
     body = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{metadata.name}.", "namespace": metadata.namespace},
+        "metadata": {"generateName": f"{metadata.name}-", "namespace": metadata.namespace},
         "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),  # the API server insists on microseconds
         "type": event.type,
         "reason": event.reason,
@@ -146,6 +146,4 @@ async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, eve
     try:
         await client.EventsV1Api(api).create_namespaced_event(metadata.namespace, body)
     except client.ApiException as error:
-        log.warning(
-            "event %s on %s/%s was not posted: %s", event.reason, metadata.namespace, metadata.name, error.reason
-        )
+        log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, _words(error))

@@ -38,6 +38,9 @@ class Files:
     def rename(self, old: str, new: str) -> None:
         self.tensors = {name.replace(old, new): values for name, values in self.tensors.items()}
 
+    def prefix(self, text: str) -> None:
+        self.tensors = {text + name: values for name, values in self.tensors.items()}
+
 
 def write_shard(file: Path, tensors: dict[str, np.ndarray], dtypes: dict[str, str] | None = None) -> None:
     entries, data = {}, b""

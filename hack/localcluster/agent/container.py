@@ -133,7 +133,7 @@ class ContainerRunner:
             try:
                 variables = self._around.variables(self.container)
                 self._translation = self._around.translation(self.container)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 self._set(Waiting("CreateContainerConfigError", str(error)))
                 await self._stopped_within(0.5)
                 continue
@@ -213,7 +213,8 @@ class ContainerRunner:
         return self._around.folder / "termination-log"
 
     def _message(self, exit_code: int) -> str:
-        with self.termination_file.open("rb") as file:
+        message = b""
+        with contextlib.suppress(OSError), self.termination_file.open("rb") as file:
             message = file.read(_MESSAGE_LIMIT_BYTES)
         if not message and exit_code and self.container.termination_message_policy == "FallbackToLogsOnError":
             message = tail(self.log_path(), _LOG_MESSAGE_LIMIT_BYTES, _LOG_MESSAGE_LIMIT_LINES)

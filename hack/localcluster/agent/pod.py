@@ -59,6 +59,8 @@ class PodRunner:
         self._started_at = datetime.now(UTC)
         self._conditions: list[Condition] = pod.status.conditions
         self._dirty = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._written: dict[str, Any] = {}
         self._gone = False
         self._volumes = Volumes(
             pod, self._folder / "volumes", node.core, node.config_map, node.secret, self._field_value
@@ -238,8 +240,14 @@ class PodRunner:
         self._dirty.set()
 
     async def _publish(self) -> None:
-        """Write the status. Raises what the API server or the way to it raises."""
-        status = pod_status(
+        """Write the status if it is another. Raises what the API server or the way to it raises."""
+        async with self._writing:
+            status = self._status()
+            if status != self._written:
+                await self._write(status)
+
+    def _status(self) -> dict[str, Any]:
+        return pod_status(
             self.pod,
             [runner.report() for runner in self._init],
             [runner.report() for runner in self._main],
@@ -249,6 +257,8 @@ class PodRunner:
             now=datetime.now(UTC),
             before=self._conditions,
         )
+
+    async def _write(self, status: dict[str, Any]) -> None:
         metadata = self.pod.metadata
         patch = {"metadata": {"uid": metadata.uid}, "status": status}
         await read(
@@ -260,3 +270,4 @@ class PodRunner:
             Condition.model_validate({key: value for key, value in condition.items() if value is not None})
             for condition in status["conditions"]
         ]
+        self._written = self._status()  # with the transition times that were just written

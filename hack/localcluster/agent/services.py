@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,15 @@ def is_served(service: Service) -> bool:
     return bool(spec.selector) and spec.cluster_ip != "None" and spec.type != "ExternalName"
 
 
+def bindable_port(host: str, wanted: int) -> int:
+    """The wanted port if it can be bound on this address, else a free one."""
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.create_server((host, port)) as probe:
+            number: int = probe.getsockname()[1]
+            return number
+    raise OSError(f"no port of {host} can be bound")
+
+
 @dataclass
 class Listener:
     host: str
@@ -57,7 +67,7 @@ class Listener:
     async def set_endpoints(self, endpoints: list[Endpoint]) -> None:
         self.endpoints = endpoints
         if endpoints and not self.server:
-            self.server = await self._listen()
+            self.server = await asyncio.start_server(self._serve, self.host, self.local_port)
         elif not endpoints and self.server:
             self.close()
 
@@ -66,15 +76,6 @@ class Listener:
         if self.server:
             self.server.close()
             self.server = None
-
-    async def _listen(self) -> asyncio.Server:
-        try:
-            return await asyncio.start_server(self._serve, self.host, self.local_port)
-        except OSError as error:
-            server = await asyncio.start_server(self._serve, self.host, 0)
-            log.info("%s:%d cannot be bound (%s), using a free port", self.host, self.local_port, error)
-            self.local_port = server.sockets[0].getsockname()[1]
-            return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -131,10 +132,14 @@ class ServiceProxy:
                     continue
                 key = (service.metadata.uid, port.port)
                 wanted.add(key)
-                listener = self._listeners.get(key) or Listener(self._host(service.metadata.uid), port.port)
-                self._listeners[key] = listener
-                with contextlib.suppress(OSError):  # not even a free port: the next change tries again
+                if key not in self._listeners:
+                    host = self._host(service.metadata.uid)
+                    self._listeners[key] = Listener(host, bindable_port(host, port.port))
+                listener = self._listeners[key]
+                try:
                     await listener.set_endpoints(endpoints(service, port, pods))
+                except OSError as error:  # someone took the port meanwhile; the next change tries again
+                    log.warning("%s: %s", service.key, error)
                 rows.append(_row(service, port, listener))
         for key in self._listeners.keys() - wanted:
             self._listeners.pop(key).close()

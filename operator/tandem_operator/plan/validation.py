@@ -13,14 +13,14 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from tandem_operator import names
-from tandem_operator.api import SpeculativeDeployment, Status
+from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.spec import Enforcement, Source, ValidationMode
 from tandem_operator.api.status import CaptureIndexes, Finding, Fingerprints, Probe, Validation
 from tandem_operator.plan import children
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.observed import Context, Manifest, ValidationJob
 from tandem_operator.plan.revisions import short_hash
-from tandem_worker.contract import ValidationReport, Verdict
+from tandem_worker.contract import ProbeResult, ValidationReport, Verdict
 
 RETRY_SECONDS, RETRY_MOST_SECONDS = 30, 900
 CHANGED_AGAIN_SECONDS = 10
@@ -155,11 +155,13 @@ def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime
         summary=report.summary,
         findings=[Finding(**finding.model_dump(mode="json")) for finding in report.findings],
         capture_indexes=CaptureIndexes(**indexes.model_dump(mode="json")) if indexes else None,
-        probe=Probe(**probe.model_dump(include=set(Probe.model_fields))) if probe else None,
+        probe=_rounded(probe) if probe else None,
         fingerprints=Fingerprints(**prints.model_dump()) if prints else None,
         at=now,
     )
 
 
-def fingerprints(status: Status) -> Fingerprints | None:
-    return status.validation.fingerprints if status.validation else None
+def _rounded(probe: ProbeResult) -> Probe:
+    """Digits beyond what so many drafts can tell only make a status hard to read."""
+    figures = {"accept_length": round(probe.accept_length, 2), "position0": round(probe.position0, 3)}
+    return Probe(**{**probe.model_dump(include=set(Probe.model_fields)), **figures})

@@ -26,6 +26,7 @@ def vocabulary_sizes(pair: Pair) -> Iterable[Finding]:
     own_embedding = "embed_tokens.weight" in pair.parameters
     if ours != theirs and (own_embedding or not 0 < theirs - ours <= LARGEST_PADDING):
         message = f"The drafter was made for a vocabulary of {ours}; the target has {theirs}."
+        figures["action"] = "Use a drafter that was trained for a target with this vocabulary."
         yield error("VocabularySize", message, **figures)
     elif ours != theirs:
         message = (
