@@ -144,6 +144,7 @@ async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, eve
         "reportingInstance": "tandem-operator",
     }
     try:
-        await client.EventsV1Api(api).create_namespaced_event(metadata.namespace, body)
+        # As plain JSON: the client's model writes times without the microseconds.
+        await client.EventsV1Api(api).create_namespaced_event(metadata.namespace, body)  # type: ignore[arg-type]
     except client.ApiException as error:
         log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, _words(error))
