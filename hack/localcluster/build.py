@@ -161,7 +161,7 @@ def _go() -> str:
     needed = re.search(r"^go (\S+)$", (SOURCE / "go.mod").read_text(), re.MULTILINE)
     assert needed
     on_path = shutil.which("go")
-    if on_path and _go_version(on_path) >= _numbers(needed[1]):
+    if on_path and _go_version(on_path) >= version_numbers(needed[1]):
         return on_path
     return str(_go_from_wheel())
 
@@ -174,10 +174,10 @@ def _go_version(go: str) -> tuple[int, ...]:
         text=True,
         check=False,
     )
-    return _numbers(result.stdout)
+    return version_numbers(result.stdout)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """(1, 26, 8) of `go1.26.8`."""
     match = re.match(r"(?:go)?(\d+(?:\.\d+)*)", version)
     return tuple(int(number) for number in match[1].split(".")) if match else ()

@@ -184,7 +184,7 @@ def test_a_job_is_told_exit_code_and_termination_message(namespace: Namespace) -
 
 def test_the_log_stands_in_for_a_missing_termination_message(namespace: Namespace) -> None:
     script = ("sh", "-c", "echo the reason; exit 3")
-    fallback = {"terminationMessagePolicy": "FallbackToLogsOnError", "restartPolicy": "Never"}
+    fallback: dict[str, Any] = {"terminationMessagePolicy": "FallbackToLogsOnError", "restartPolicy": "Never"}
     namespace.apply(
         pod("from-log", *script, **fallback),
         pod("silent", *script, restartPolicy="Never"),
@@ -224,8 +224,7 @@ def test_deletion_lets_a_process_finish_within_its_grace_period(namespace: Names
         pod("polite", "sh", "-c", polite, terminationGracePeriodSeconds=20),
         pod("deaf", "sh", "-c", deaf, terminationGracePeriodSeconds=1),
     )
-    for name in ("polite", "deaf"):
-        eventually(lambda name=name: namespace.logs(name) == "up\n")  # type: ignore[misc]
+    eventually(lambda: namespace.logs("polite") == namespace.logs("deaf") == "up\n")
     namespace.kubectl("delete", "pod", "polite", "deaf", "--timeout=15s")
     assert (tmp_path / "polite").read_text() == "drained\n"
     assert not (tmp_path / "deaf").exists()  # the grandchild was killed with its pod

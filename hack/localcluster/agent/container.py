@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ class Surroundings:
     restart_policy: str  # Always, OnFailure, Never
     grace_seconds: float
     variables: Callable[[Container], dict[str, str]]  # raises ConfigError
-    platform: Mapping[str, str]
+    platform: Callable[[Container], dict[str, str]]  # variables that are no part of the spec and are not translated
     translation: Callable[[Container], Translation]
     changed: Callable[[], None]  # the report is another
     event: Callable[[str, str, str], None]  # type, reason, message
@@ -139,7 +139,7 @@ class ContainerRunner:
                 continue
             self._command = command_line(self.container, command, variables, self._translation)
             translated = {name: self._translation(value) for name, value in variables.items()}
-            environment = {**self._around.platform, **translated}
+            environment = self._around.platform(self.container) | translated
             folder = self._working_directory()
             return probes.Target(
                 self.container, self._around.pod_ip, environment, self._translation, folder, time.monotonic()

@@ -110,10 +110,8 @@ def _value(
                 return texts[reference.key]
             if reference.optional:
                 return None
-            missing = (
-                f'"{reference.name}" not found' if texts is None else f'"{reference.name}" has no "{reference.key}"'
-            )
-            raise ConfigError(f"{kind.lower()} {missing}")
+            problem = "not found" if texts is None else f'has no key "{reference.key}"'
+            raise ConfigError(f'{kind.lower()} "{reference.name}" {problem}')
     raise ConfigError(f"variable {variable.name}: its valueFrom is not known to the local cluster's node agent")
 
 

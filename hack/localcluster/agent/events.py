@@ -13,7 +13,6 @@ from kubernetes.aio import client
 from localcluster.agent.api import Hiccup, read, timestamp
 from localcluster.agent.model import Pod
 
-
 _REPEAT_SECONDS = 60
 
 

@@ -172,17 +172,14 @@ class PodRunner:
         policy = spec.restart_policy
         if is_init and policy == "Always":
             policy = "OnFailure"
-        marker, _, uid = processes.pod_marker(self.pod.metadata.uid).partition("=")
-        cluster_marker, _, directory = processes.cluster_marker(self._node.pods_folder.parent).partition("=")
-        platform = platform_variables(folder / "home", folder / "tmp", self.pod.metadata.name)
         around = Surroundings(
             settings=self._node.settings,
             folder=folder,
             pod_ip=self.address,
             restart_policy=policy,
             grace_seconds=spec.termination_grace_period_seconds,
-            variables=self._variables,
-            platform=platform | {marker: uid, cluster_marker: directory},
+            variables=lambda container: variables(container, self._texts, self._field_value),
+            platform=lambda container: self._platform(container, folder),
             translation=lambda container: self._translation(container, folder / "termination-log"),
             changed=self._dirty.set,
             event=lambda kind, reason, message: self._node.recorder.record(self.pod, kind, reason, message),
@@ -193,11 +190,15 @@ class PodRunner:
         paths = {mount.mount_path: self._volumes.path(mount) for mount in container.volume_mounts}
         return Translation(paths | {container.termination_message_path: termination_file}, self.address)
 
-    def _variables(self, container: Container) -> dict[str, str]:
-        result = variables(container, self._texts, self._field_value)
+    def _platform(self, container: Container, folder: Path) -> dict[str, str]:
+        result = platform_variables(folder / "home", folder / "tmp", self.pod.metadata.name)
+        markers = (processes.pod_marker(self.pod.metadata.uid), processes.cluster_marker(self._node.pods_folder.parent))
+        for marker in markers:
+            name, _, value = marker.partition("=")
+            result[name] = value
         for mount in container.volume_mounts:
             if mount.mount_path == _ACCOUNT_FOLDER:
-                result.setdefault("KUBECONFIG", str(self._write_kubeconfig(self._volumes.path(mount))))
+                result["KUBECONFIG"] = str(self._write_kubeconfig(self._volumes.path(mount)))
         return result
 
     def _write_kubeconfig(self, account: Path) -> Path:
@@ -270,4 +271,4 @@ class PodRunner:
             Condition.model_validate({key: value for key, value in condition.items() if value is not None})
             for condition in status["conditions"]
         ]
-        self._written = self._status()  # with the transition times that were just written
+        self._written = status
