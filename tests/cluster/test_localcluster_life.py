@@ -49,14 +49,25 @@ def start_pod(cluster: Cluster) -> None:
     cluster.kubectl("wait", "pod/family", "--for=condition=Ready", "--timeout=30s")
 
 
-def test_two_clusters_side_by_side_and_nothing_left_of_either(tmp_path: Path) -> None:
-    with Cluster.start("left", tmp_path) as left, Cluster.start("right", tmp_path) as right:
-        start_pod(left)
-        assert Cluster.start("left", tmp_path).kubectl("get", "pods", "-o", "name") == "pod/family\n"  # found, not new
-        assert right.kubectl("get", "pods", "-o", "name") == ""
-        right.stop()
-        assert not processes_of(right.layout.directory)
-        assert left.kubectl("get", "--raw=/readyz") == "ok"
+def command_line(folder: Path, command: str, *rest: str) -> subprocess.CompletedProcess[str]:
+    """`python -m localcluster COMMAND` for the cluster `left`."""
+    line = [sys.executable, "-m", "localcluster", command, "--name=left", f"--dir={folder}", *rest]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "hack")}
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_clusters_side_by_side_and_nothing_left_of_any(tmp_path: Path) -> None:
+    assert command_line(tmp_path, "status").returncode == 1
+    assert "is down" in command_line(tmp_path, "kubeconfig").stderr
+    assert command_line(tmp_path, "up").returncode == 0
+    with Cluster.start("right", tmp_path) as right:
+        start_pod(right)
+        assert Cluster.start("right", tmp_path).kubectl("get", "pods", "-o", "name") == "pod/family\n"  # found, not new
+        assert command_line(tmp_path, "kubectl", "--", "get", "pods", "-o", "name").stdout == ""
+    assert not processes_of(right.layout.directory)
+    assert "cluster left is up" in command_line(tmp_path, "status").stdout
+    assert Path(command_line(tmp_path, "kubeconfig").stdout.strip()).is_file()
+    assert command_line(tmp_path, "down").returncode == 0
     assert not processes_of(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -105,19 +116,3 @@ def test_a_component_that_dies_takes_the_cluster_down_and_is_named(tmp_path: Pat
     with pytest.raises(ClusterError, match=r"kubectl get pods"):
         cluster.kubectl("get", "pods")
     cluster.stop()
-
-
-def test_the_command_line_starts_shows_and_ends_a_cluster(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "localcluster", *arguments, "--name=cli", f"--dir={tmp_path}"]
-        environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "hack")}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    assert run("status").returncode == 1
-    assert "is down" in run("kubeconfig").stderr
-    assert run("up").returncode == 0
-    assert "cluster cli is up" in run("status").stdout
-    assert Path(run("kubeconfig").stdout.strip()).is_file()
-    assert run("down").returncode == 0
-    assert not processes_of(tmp_path / "cli")
-    assert list(tmp_path.iterdir()) == []
