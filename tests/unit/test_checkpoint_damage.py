@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pairs import drafter_files, target_files, with_header, write_shard
 
 from tandem_worker.checkpoint import CheckpointError, open_checkpoint
 from tandem_worker.checkpoint.header import DTYPE_BITS, parse_shard
 from tandem_worker.contract import Finding, Severity, Verdict
+from unit.pairs import drafter_files, target_files, with_header, write_shard
 
 SHARD = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -184,7 +184,7 @@ def sharded(folder: Path) -> dict[str, str]:
     tensors = target_files().tensors
     names = sorted(tensors)
     (folder / SHARD).unlink()
-    index = {}
+    index: dict[str, str] = {}
     for i in range(3):
         part = {name: tensors[name] for name in names[i::3]}
         shard = f"model-{i}.safetensors"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pairs import LAYERS, TINY_PAIR, drafter_files, target_files
 
 from tandem_worker.checkpoint import CheckpointError, Drafter, Target, open_checkpoint, read_drafter, read_target
 from tandem_worker.contract import Verdict
+from unit.pairs import LAYERS, TINY_PAIR, drafter_files, target_files
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -143,7 +143,7 @@ def test_a_target_of_an_unknown_architecture_is_not_judged(tmp_path: Path, archi
 
 
 def test_a_mistral_target_is_read_unless_it_slides_its_window(tmp_path: Path) -> None:
-    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+    mistral: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
     assert read_pair(tmp_path, mistral)[0].architecture == "MistralForCausalLM"
     assert refusal(tmp_path, mistral | {"sliding_window": 64}).finding.where == "sliding_window"
 
@@ -159,7 +159,7 @@ def test_a_mistral_target_is_read_unless_it_slides_its_window(tmp_path: Path) ->
         ("quantization_config", {"quant_method": "fp8"}),
     ],
 )
-def test_a_setting_that_the_engine_would_ignore_is_refused(tmp_path: Path, field: str, value: object) -> None:
+def test_a_setting_that_the_engine_would_ignore_is_refused(tmp_path: Path, field: str, value: Any) -> None:
     of_target = refusal(tmp_path / "a", {field: value})
     assert (of_target.finding.where, of_target.verdict) == (field, Verdict.COULD_NOT_CHECK)
     of_drafter = refusal(tmp_path / "b", **{field: value})

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pairs import Files, drafter_files, overwrite
 
 from tandem_worker.checkpoint import CheckpointError, fingerprint, open_checkpoint
 from tandem_worker.checkpoint.fingerprint import BLOCK_BYTES, BLOCKS, WHOLE_BYTES, sampled_blocks
+from unit.pairs import Files, drafter_files, overwrite
 
 
 def of(folder: Path) -> str:
@@ -46,7 +46,7 @@ def test_a_changed_weight_config_or_tokenizer_is_another_checkpoint(folder: Path
 
 def test_a_changed_draft_vocabulary_shows_in_a_large_file_too(tmp_path: Path) -> None:
     big = np.zeros((4096, 1024), np.float32)  # 16 MiB, of which blocks are sampled
-    tensors = {"a": big, "d2t": np.arange(2000), "z": big[:3]}
+    tensors: dict[str, np.ndarray] = {"a": big, "d2t": np.arange(2000), "z": big[:3]}
     folder = Files({}, tensors).write(tmp_path / "drafter")
     before = of(folder)
     for entry in range(0, 2000, 97):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pairs import DRAFT_VOCAB, DRAFTED, HIDDEN, VOCAB, Files, described, drafter_files, target_files
 
 from tandem_worker.checkpoint import open_checkpoint, read_drafter, read_target
 from tandem_worker.checks import Pair, parameter_name, run_checks, same_checkpoint
 from tandem_worker.contract import Finding, Severity
+from unit.pairs import DRAFT_VOCAB, DRAFTED, HIDDEN, VOCAB, Files, described, drafter_files, target_files
 
 Change = Callable[[Files, Files], None]  # of target and drafter
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -287,7 +287,7 @@ def test_a_drafter_that_is_the_target_by_path_or_by_content(tmp_path: Path) -> N
 def real_size_pair(folder: Path) -> Pair:
     """Llama-3.1-8B and its public EAGLE-3 head by their shapes: headers of 17 GB on a few kilobytes of disk."""
     common = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
-    common |= {"vocab_size": 128256, "max_position_embeddings": 2048, "rope_theta": 500000.0}
+    common |= {"vocab_size": 128256, "max_position_embeddings": 2048, "rope_theta": 500000}
     target = common | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32}
     drafter = common | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
 

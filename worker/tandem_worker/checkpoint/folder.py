@@ -98,11 +98,11 @@ def _read_index(file: Path) -> dict[str, str]:
     entries = value.get("weight_map") if isinstance(value, Mapping) else None
     if not isinstance(entries, Mapping) or not entries:
         raise _index_malformed(file, "it has no weight_map")
-    index: dict[str, str] = {}
-    for name, shard in entries.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.isprintable():
-            raise _index_malformed(file, f"{printable(name, 100)} is not in a file of this folder")
-        index[name] = shard
+    index = {name: shard for name, shard in entries.items() if isinstance(shard, str)}
+    astray = [shard for shard in set(index.values()) if Path(shard).name != shard or not shard.isprintable()]
+    if astray or len(index) < len(entries):
+        name = next(name for name in entries if index.get(name) in (None, *astray))
+        raise _index_malformed(file, f"{printable(name, 100)} is not in a file of this folder")
     return index
 
 

@@ -33,8 +33,8 @@ BUILT_IN = (
     "Steps to plant a tree:\n1.",
 )
 LARGEST_FILE_BYTES = 16 * 1024 * 1024
+LARGEST_TOKENIZER_BYTES = 256 * 1024 * 1024
 MOST_PROMPTS = 64
-MOST_PROMPT_TOKENS = 256
 
 
 def read_prompts(file: Path | None) -> tuple[str, ...]:
@@ -57,17 +57,17 @@ def read_prompts(file: Path | None) -> tuple[str, ...]:
     return tuple(prompts)
 
 
-def tokenize(prompts: tuple[str, ...], target: Checkpoint, vocab_size: int) -> list[list[int]]:
-    """Token ids by the target's own tokenizer, each prompt cut to its last 256 tokens. Raises CheckpointError."""
+def tokenize(prompts: tuple[str, ...], target: Checkpoint, vocab_size: int, longest: int) -> list[list[int]]:
+    """Token ids by the target's own tokenizer, of each prompt the last `longest`. Raises CheckpointError."""
     file = target.path / "tokenizer.json"
-    text = read_bytes(file, 256 * 1024 * 1024)
+    text = read_bytes(file, LARGEST_TOKENIZER_BYTES)
     try:
         tokenizer = Tokenizer.from_buffer(text)
     except Exception as failure:  # the library raises plain Exception
         action = "Restore the file from where the target was published."
         message = f"{file.name} is not a tokenizer that the tokenizers library reads: {failure}."
         raise CheckpointError(error("TokenizerMalformed", message, file=file, action=action)) from None
-    rows = [encoding.ids[-MOST_PROMPT_TOKENS:] for encoding in tokenizer.encode_batch(list(prompts))]
+    rows = [encoding.ids[-longest:] for encoding in tokenizer.encode_batch(list(prompts))]
     largest = max((token for row in rows for token in row), default=0)
     if largest >= vocab_size:
         message = f"The tokenizer makes token id {largest}; the target's vocabulary has {vocab_size}."

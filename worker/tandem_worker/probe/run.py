@@ -28,6 +28,7 @@ from tandem_worker.probe.replay import Tally, calibrate, replay
 from tandem_worker.probe.wirings import declared, hypotheses
 
 NEW_TOKENS = 64
+LONGEST_PROMPT_TOKENS = 256
 LEAST_DRAFTS = 30
 SMALL_PARAMETERS = 50_000_000
 DOUBTFUL_POSITION0 = 0.6
@@ -42,7 +43,8 @@ def probe(
 
     Raises CheckpointError for what can not be run: a tokenizer, prompts, too little text to draft on.
     """
-    prompts = tokenize(read_prompts(prompts_file), pair.target_checkpoint, pair.target.vocab_size)
+    longest = max(1, min(LONGEST_PROMPT_TOKENS, pair.target.max_position_embeddings - NEW_TOKENS))
+    prompts = tokenize(read_prompts(prompts_file), pair.target_checkpoint, pair.target.vocab_size, longest)
     llama, drafter = _load(pair)
     texts = continue_greedily(llama, prompts, NEW_TOKENS)
     calibration = calibrate(llama, texts, [len(prompt) for prompt in prompts])
