@@ -82,12 +82,9 @@ def build() -> Path:
     binary.parent.mkdir(parents=True, exist_ok=True)
     with _locked(binary.parent):
         if not binary.exists():
-            partial = binary.with_suffix(f".{os.getpid()}")
-            try:
-                _compile(_go(), partial)
-                partial.replace(binary)
-            finally:
-                partial.unlink(missing_ok=True)
+            partial = binary.with_suffix(".partial")
+            _compile(_go(), partial)
+            partial.replace(binary)
     return binary
 
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from localcluster import build, processes
 from localcluster.agent.environment import ConfigError, Translation, command_line, expand, field_value, variables
-from localcluster.agent.logs import start_of_last_lines
+from localcluster.agent.logfile import start_of_last_lines
 from localcluster.agent.model import Condition, Container, FieldReference, Pod, Service
 from localcluster.agent.services import endpoints, is_served
 from localcluster.agent.status import ContainerReport, Running, State, Terminated, Waiting, pod_phase, pod_status
 from localcluster.agent.volumes import write_files
 from localcluster.images import entry_point, image_name
+from localcluster.paths import CHECKOUT
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -66,6 +67,59 @@ def test_a_named_folder_that_is_missing_is_told(no_binaries_named: Path, monkeyp
     monkeypatch.setenv("TANDEM_KUBE_BIN", "/no/such/folder")
     with pytest.raises(build.BuildError, match="TANDEM_KUBE_BIN names /no/such/folder, which does not exist"):
         build.binaries()
+
+
+FAKE_GO = """#!/bin/sh
+case $1 in
+env) echo go1.99.0 ;;
+list) printf 'a\\nb/c\\nd.org/e/v2\\n' ;;
+build)
+  echo build >> "$LOG"
+  [ -n "$BREAK" ] && { echo 'main.go:7: no such thing' >&2; exit 1; }
+  echo d.org/e/v2 >&2
+  while [ "$1" != -o ]; do shift; done
+  sleep 0.3
+  echo binary > "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def fake_go(no_binaries_named: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A `go` on PATH that builds in no time and writes a line per build to the log that is returned."""
+    no_binaries_named.unlink()
+    go = tmp_path / "path" / "go"
+    go.parent.mkdir()
+    go.write_text(FAKE_GO)
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(go.parent), prepend=":")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+def test_two_who_need_the_binaries_build_them_once(fake_go: Path) -> None:
+    script = "from localcluster import build; print(build.build())"
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "hack")}
+    builders = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [builder.communicate() for builder in builders]
+    assert [out for out, _ in said] == [f"{build.built_binary()}\n"] * 2
+    assert build.built_binary().read_text() == "binary\n"
+    assert fake_go.read_text() == "build\n"
+    errors = "".join(error for _, error in said)
+    assert "usually 8 to 12 minutes on 2 cores" in errors
+    assert "compiled 1 of at most 3 packages" in errors
+
+
+def test_a_build_that_fails_says_why_and_leaves_no_binary(fake_go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BREAK", "1")
+    with pytest.raises(build.BuildError, match=r"main\.go:7: no such thing"):
+        build.build()
+    assert not build.built_binary().exists()
 
 
 def test_an_old_go_is_told_from_a_new_one() -> None:

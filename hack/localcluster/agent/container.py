@@ -16,6 +16,7 @@ from pathlib import Path
 from localcluster import processes
 from localcluster.agent import probes
 from localcluster.agent.environment import ConfigError, Translation, command_line
+from localcluster.agent.logfile import tail
 from localcluster.agent.model import Container, Probe
 from localcluster.agent.status import ContainerReport, Running, State, Terminated, Waiting
 from localcluster.images import entry_point
@@ -302,11 +303,3 @@ class ContainerRunner:
     def _set(self, state: State) -> None:
         self._state = state
         self._around.changed()
-
-
-def tail(path: Path, limit_bytes: int, limit_lines: int) -> bytes:
-    """The last lines of a file, at most so many bytes of them."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit_bytes))
-        return b"".join(file.read().splitlines(keepends=True)[-limit_lines:])

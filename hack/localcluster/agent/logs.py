@@ -10,6 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from localcluster.agent.container import ContainerRunner
+from localcluster.agent.logfile import read_chunk, start_of_last_lines
 
 PORT = 20250
 _POLL_SECONDS = 0.1
@@ -53,7 +54,7 @@ async def _send(request: web.Request, runner: ContainerRunner) -> web.StreamResp
     while left > 0:
         # Asked before reading: what it wrote before it ended is read below.
         lives = runner.running and path == runner.log_path()
-        chunk = _read(path, offset, min(left, _CHUNK_BYTES))
+        chunk = read_chunk(path, offset, min(left, _CHUNK_BYTES))
         if chunk:
             await response.write(chunk)
             offset, left = offset + len(chunk), left - len(chunk)
@@ -63,18 +64,3 @@ async def _send(request: web.Request, runner: ContainerRunner) -> web.StreamResp
             break
     await response.write_eof()
     return response
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(size)
-
-
-def start_of_last_lines(path: Path, lines: int | None) -> int:
-    """Offset of the last `lines` lines of a file, 0 for all of them (None)."""
-    data = path.read_bytes()
-    if lines is None:
-        return 0
-    kept = data.splitlines(keepends=True)[-lines:] if lines else []
-    return len(data) - sum(len(line) for line in kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from localcluster.build import KUBERNETES_VERSION
 log = logging.getLogger(__name__)
 
 NODE = "local"
+_ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 _RENEW_SECONDS = 10
 _RETRY_SECONDS = 0.1
 
@@ -67,7 +69,7 @@ async def keep_alive(coordination: client.CoordinationV1Api) -> None:
 
 
 def _labels() -> dict[str, str]:
-    return {"kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    return {"kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux", "kubernetes.io/arch": _ARCHITECTURE}
 
 
 def _status(address: str, gpus: int) -> dict[str, Any]:
@@ -97,6 +99,6 @@ def _status(address: str, gpus: int) -> dict[str, Any]:
             "kubeletVersion": KUBERNETES_VERSION,
             "kubeProxyVersion": "",
             "operatingSystem": "linux",
-            "architecture": "amd64",
+            "architecture": _ARCHITECTURE,
         },
     }
