@@ -1,0 +1,163 @@
+"""`python -m demo run | cluster | down`: four acts, judged by themselves; or just a cluster with Tandem in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from demo.acts import ACTS, GOOD, Act, Ending, Figures, Stage
+from demo.install import CLUSTERS, HOME, TINY_PAIR, install, prepare_checkpoints, provide_volume
+from demo.judge import Check
+from demo.load import read_prompts
+from demo.watch import View, told
+from demo.world import ActFailed, watched_world
+from localcluster.build import BuildError
+from localcluster.cluster import Cluster, ClusterError
+
+app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+DEMO, STANDING = "demo", "tandem"
+LOG_COLUMNS = 140
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    passed: bool
+    finished: bool
+    seconds: float
+    figures: Figures
+    not_as_told: tuple[str, ...] = ()
+
+
+@app.command()
+def run(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running afterwards.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the acts and their figures here.")] = None,
+) -> None:
+    """Play the four acts on a fresh cluster."""
+    console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
+    view = View(console)
+    Cluster(DEMO, CLUSTERS).stop()
+    checkpoints = HOME / "checkpoints"
+    prepare_checkpoints(checkpoints)
+    cluster = _cluster(DEMO, view.say, checkpoints, outlives_caller=keep)
+    try:
+        results = asyncio.run(_play(cluster, view))
+    finally:
+        if not keep:
+            cluster.stop()
+    console.print(_summary(results))
+    if json_file:
+        json_file.write_text(json.dumps({"acts": [asdict(result) for result in results]}, indent=2) + "\n")
+    if keep:
+        console.print(_next_commands(cluster), soft_wrap=True, markup=False, highlight=False)
+    if len(results) < len(ACTS) or not all(result.passed for result in results):
+        raise typer.Exit(1)
+
+
+@app.command("cluster")
+def standing_cluster() -> None:
+    """Leave a cluster running with Tandem and a volume of the tiny pair, and say how to use it."""
+    console = Console()
+    cluster = _cluster(STANDING, console.print, TINY_PAIR, outlives_caller=True)
+    console.print(f"\nCluster with Tandem is up.\n\n{_kubectl(cluster)}", soft_wrap=True)
+    console.print("  kubectl apply -f examples/tiny-pair.yaml\n  kubectl get specdep -w\n")
+    console.print("make cluster-status shows where each Service is served on this machine; make cluster-down ends it.")
+
+
+@app.command()
+def status() -> None:
+    """Clusters of this checkout that run, and where their Services are served."""
+    for name in (DEMO, STANDING):
+        cluster = Cluster(name, CLUSTERS)
+        if cluster.running():
+            print(f"cluster {name}: KUBECONFIG={cluster.kubeconfig}")
+            for service in cluster.services():
+                print(f"  {service.dns_url}  is served at  {service.url}")
+
+
+@app.command()
+def down() -> None:
+    """Stop what `run --keep` and `cluster` left running."""
+    for name in (DEMO, STANDING):
+        Cluster(name, CLUSTERS).stop()
+
+
+def _cluster(name: str, say: Callable[[str], None], volume: Path, outlives_caller: bool) -> Cluster:
+    say("control plane and node start (usually 10 s)")
+    cluster = Cluster.start(name, CLUSTERS, outlives_caller=outlives_caller)
+    say("CRD, rights and operator are applied; the operator starts under its own service account (usually 10 s)")
+    try:
+        install(cluster, allowed_host_paths=(volume,))
+        provide_volume(cluster, volume)
+    except ClusterError:
+        cluster.stop()
+        raise
+    return cluster
+
+
+async def _play(cluster: Cluster, view: View) -> list[Result]:
+    results: list[Result] = []
+    async with watched_world(str(cluster.kubeconfig)) as world:
+        world.on_change = view.changed
+        stage = Stage(cluster, world, read_prompts(TINY_PAIR / "prompts.jsonl"), view.say)
+        with view.live(world.objects):
+            for number, (name, act) in enumerate(ACTS, start=1):
+                view.title(f"Act {number}: {name}", act.__doc__ or "")
+                results.append(await _judged(name, act, stage, view))
+                if not results[-1].finished:
+                    break  # the next act stands on the end of this one
+    return results
+
+
+async def _judged(name: str, act: Act, stage: Stage, view: View) -> Result:
+    start = time.monotonic()
+    try:
+        ending = await act(stage)
+    except ActFailed as error:
+        ending = Ending([Check("the act came to its end", False, str(error))], finished=False)
+    view.checks(ending.checks)
+    if ending.figures:
+        view.say(told(ending.figures))
+    failed = tuple(f"{check.told}: {check.found}" for check in ending.checks if not check.holds)
+    return Result(name, not failed, ending.finished, round(time.monotonic() - start, 1), ending.figures, failed)
+
+
+def _summary(results: list[Result]) -> Table:
+    table = Table("act", "", "seconds", "figures", box=box.SIMPLE_HEAD)
+    for number, result in enumerate(results, start=1):
+        mark = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
+        table.add_row(f"{number} {result.name}", mark, f"{result.seconds:.0f}", told(result.figures))
+    return table
+
+
+def _kubectl(cluster: Cluster) -> str:
+    return f"  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.layout.binaries}:$PATH"
+
+
+def _next_commands(cluster: Cluster) -> str:
+    url = cluster.service_url("default", GOOD, 80)
+    body = json.dumps({"model": GOOD, "prompt": "Q: Which colour is the", "max_tokens": 48, "temperature": 0})
+    return (
+        f"Left running. Type next:\n\n{_kubectl(cluster)}\n  kubectl get specdep -w\n"
+        f"  kubectl describe specdep {GOOD}\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n  make demo-down"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except (BuildError, ClusterError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,52 @@
+"""The SpeculativeDeployments that the acts apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from demo.install import CLAIM
+from tandem_operator.api import GROUP, KIND, VERSION
+
+Manifest = dict[str, Any]
+
+TRAINED_ON = (2, 4, 5)
+"""Capture indexes that the tiny pair's drafter was trained on; its card says so."""
+
+
+def pair(name: str, drafter: str, mode: str, trained_on: Sequence[int] = ()) -> Manifest:
+    """The tiny target with the drafter in folder `drafter` of the volume. Analysis is quick: a demo is watched."""
+    chosen: Manifest = {"source": _source(drafter)}
+    if trained_on:
+        chosen["trainedOn"] = {"captureIndexes": list(trained_on)}
+    return _resource(
+        name,
+        {
+            "drafter": chosen,
+            "speculation": {"draftLength": 4},
+            "validation": {"mode": mode},
+            "rollout": {
+                "steps": [{"weight": 50}],
+                "progressDeadlineSeconds": 120,
+                "analysis": {"intervalSeconds": 2},
+            },
+            "guard": {"minAcceptLength": 1.5},
+        },
+    )
+
+
+def target_only(name: str) -> Manifest:
+    return _resource(name, {"speculation": {"enabled": False}})
+
+
+def _resource(name: str, spec: Manifest) -> Manifest:
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"target": {"source": _source("target")}, **spec},
+    }
+
+
+def _source(folder: str) -> Manifest:
+    return {"pvc": {"claimName": CLAIM, "path": folder}}
