@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.support import Namespace
+from cluster.operator_kit import Operator, Story
+from cluster.support import Namespace, eventually
 from localcluster import Cluster
 
 
@@ -38,3 +39,20 @@ def namespace(cluster: Cluster) -> Iterator[Namespace]:
     cluster.kubectl("wait", "serviceaccount/default", f"--namespace={name}", "--for=create", "--timeout=30s")
     yield Namespace(cluster, name)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> Operator:
+    """Tandem as deploy/ installs it."""
+    return Operator.installed(cluster)
+
+
+@pytest.fixture
+def story(operator: Operator) -> Iterator[Story]:
+    """A namespace for a user of Tandem. Deleted afterwards, without waiting for the end."""
+    name = f"story-{uuid.uuid4().hex[:8]}"
+    operator.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    accounts = operator.api.path("serviceaccounts", name)
+    eventually(lambda: operator.api.request("GET", accounts)["items"])
+    yield Story(operator, name)
+    operator.api.request("DELETE", f"/api/v1/namespaces/{name}")
