@@ -36,9 +36,14 @@ def vocabulary_sizes(pair: Pair) -> Iterable[Finding]:
     draft = pair.drafter.draft_vocab_size
     if draft > theirs:
         message = f"The draft vocabulary of {draft} is larger than the target's of {theirs}."
-        expected = f"at most {theirs}"
         yield error(
-            "DraftVocabularyTooLarge", message, file=file, where="draft_vocab_size", found=draft, expected=expected
+            "DraftVocabularyTooLarge",
+            message,
+            file=file,
+            where="draft_vocab_size",
+            found=draft,
+            expected=f"at most {theirs}",
+            action="Correct draft_vocab_size, or use a drafter of this target.",
         )
 
 

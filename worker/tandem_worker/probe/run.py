@@ -2,7 +2,7 @@
 
 The target writes a greedy continuation of each prompt; draft rounds are replayed on it with the declared wiring. When
 the accept length is below the threshold, other wirings are replayed on the same states, and the one that works names
-the cause. Arithmetic is float32 on the CPU, as stored on a GPU.
+the cause. Arithmetic is float32 on the CPU, in the target's dtype on a GPU.
 """
 
 from __future__ import annotations
