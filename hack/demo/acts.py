@@ -84,7 +84,7 @@ async def act_miswired(stage: Stage) -> Ending:
         await asyncio.sleep(2)  # were a worker to come all the same, it would come now
     validation = shown.resource.status.validation
     if validation:
-        stage.say(f"[bold]{validation.verdict}[/]: {validation.summary}")
+        stage.say(f"{validation.verdict}: {validation.summary}")
     revisions = {pod.revision for pod in world.workers.values() if pod.owner == GOOD}
     load = clients.statistics()
     return Ending(judge.miswired(world.shown(GOOD), stable, revisions, load), _users(load))

@@ -157,7 +157,7 @@ def failure_kind(error: Exception) -> str:
         return "connection refused"
     if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError, EOFError)):
         return "connection lost"
-    if isinstance(error, ValueError | KeyError):
+    if isinstance(error, ValueError | KeyError | aiohttp.ContentTypeError):
         return "not an OpenAI answer"
     return type(error).__name__
 

@@ -42,18 +42,19 @@ class View:
         self.console.print(f"{idea}\n", style="italic", highlight=False)
 
     def say(self, text: str) -> None:
-        self._line("", text)
+        self._line("", Text(text))
 
     def changed(self, name: str, before: Shown | None, now: Shown) -> None:
         """Tells the conditions whose status or reason is another than before."""
         for condition in changed_conditions(before, now):
             style = _STYLES[condition.status]
-            self._line(name, f"{condition.type}=[{style}]{condition.status}[/] {condition.reason}", condition.message)
+            status = Text.assemble(f"{condition.type}=", (condition.status, style), f" {condition.reason}")
+            self._line(name, status, condition.message)
 
     def checks(self, checks: list[Check]) -> None:
         for check in checks:
-            mark = "[green]as told[/]" if check.holds else "[red]NOT AS TOLD[/]"
-            self._line("", f"{mark}  {check.told}", check.found)
+            mark = ("as told", "green") if check.holds else ("NOT AS TOLD", "red")
+            self._line("", Text.assemble(mark, f"  {check.told}"), check.found)
 
     def get(self) -> RenderableType:
         """`kubectl get specdep`."""
@@ -70,15 +71,14 @@ class View:
             parts += [Text(), Text(f"conditions of {name}", style="dim"), _conditions(shown)]
         return Group(*parts)
 
-    def _line(self, name: str, text: str, more: str = "") -> None:
+    def _line(self, name: str, text: Text, more: str = "") -> None:
         line = Table.grid(padding=(0, 1))
         line.add_column(width=5, justify="right", style="dim")
         line.add_column(width=10, style="cyan", no_wrap=True)
         line.add_column(ratio=1)
-        body = Text.from_markup(text)
         if more:
-            body.append(f"  {more}", style="dim")
-        line.add_row(f"{time.monotonic() - self._start:.0f}s", name, body)
+            text.append(f"  {more}", style="dim")
+        line.add_row(f"{time.monotonic() - self._start:.0f}s", name, text)
         self.console.print(line)
 
 
