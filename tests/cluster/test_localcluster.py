@@ -220,14 +220,21 @@ def test_a_crashing_container_is_restarted_with_back_off(namespace: Namespace) -
 def test_deletion_lets_a_process_finish_within_its_grace_period(namespace: Namespace, tmp_path: Path) -> None:
     polite = f"trap 'sleep 0.3; echo drained > {tmp_path}/polite; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     deaf = f"trap '' TERM; (trap '' TERM; sleep 5; touch {tmp_path}/deaf) & echo up; wait; wait"
+    hook = {"preStop": {"exec": {"command": ["touch", f"{tmp_path}/asked"]}}}
     namespace.apply(
-        pod("polite", "sh", "-c", polite, terminationGracePeriodSeconds=20),
+        pod("polite", "sh", "-c", polite, terminationGracePeriodSeconds=20, lifecycle=hook),
         pod("deaf", "sh", "-c", deaf, terminationGracePeriodSeconds=1),
+        pod("forced", "sh", "-c", deaf, terminationGracePeriodSeconds=600),
     )
-    eventually(lambda: namespace.logs("polite") == namespace.logs("deaf") == "up\n")
+    names = ("polite", "deaf", "forced")
+    eventually(lambda: {namespace.logs(name) for name in names} == {"up\n"})
+    folders = [namespace.cluster.layout.pods / namespace.get("pod", name)["metadata"]["uid"] for name in names]
+    namespace.kubectl("delete", "pod", "forced", "--force", "--grace-period=0")
     namespace.kubectl("delete", "pod", "polite", "deaf", "--timeout=15s")
+    assert (tmp_path / "asked").exists()
     assert (tmp_path / "polite").read_text() == "drained\n"
-    assert not (tmp_path / "deaf").exists()  # the grandchild was killed with its pod
+    eventually(lambda: not any(folder.exists() for folder in folders))
+    assert not (tmp_path / "deaf").exists()  # the grandchildren were killed with their pods
 
 
 # --- probes ----------------------------------------------------------------------------------------------------------

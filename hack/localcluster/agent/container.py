@@ -169,6 +169,7 @@ class ContainerRunner:
 
     async def _run_once(self, target: probes.Target) -> Terminated:
         started_at = datetime.now(UTC)
+        self._process = None
         self._exited.clear()
         self.termination_file.write_bytes(b"")
         try:
