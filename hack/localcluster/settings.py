@@ -63,6 +63,7 @@ class Layout:
         self.state = directory / "control-plane"
         self.pods = directory / "pods"
 
+    @property
     def agent_kubeconfig(self) -> Path:
         return self.state / "agent.kubeconfig"
 

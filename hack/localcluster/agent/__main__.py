@@ -120,7 +120,7 @@ class Agent:
 
 async def main() -> None:
     layout, address = Layout(Path(sys.argv[1])), sys.argv[2]
-    api = await connect(layout.agent_kubeconfig())
+    api = await connect(layout.agent_kubeconfig)
     task = asyncio.current_task()
     assert task
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
