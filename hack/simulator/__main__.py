@@ -11,9 +11,9 @@ from simulator.arguments import Arguments, parse_arguments
 from simulator.behaviour import FAILURE_EXIT_CODES, Behaviour
 from simulator.engine import Engine, found_fingerprints
 from simulator.server import Server
-from tandem_worker.contract import WorkerFailure
+from tandem_worker.contract import Fingerprints, WorkerFailure
 
-SHUTDOWN_SECONDS = 1.0
+DRAIN_SECONDS = 5.0
 
 
 def count_start(state_file: Path) -> int:
@@ -26,11 +26,14 @@ def count_start(state_file: Path) -> int:
 def failure_at_start(arguments: Arguments, behaviour: Behaviour) -> WorkerFailure | None:
     """What the worker would end with: as told, or because the files are not those that were validated."""
     found = found_fingerprints(arguments, behaviour)
-    expected = (arguments.target_fingerprint or found.target, arguments.drafter_fingerprint or found.drafter)
-    if behaviour.failure_reason is None and expected == (found.target, found.drafter):
+    expected = Fingerprints(
+        target=arguments.target_fingerprint or found.target,
+        drafter=arguments.drafter_fingerprint or found.drafter,
+    )
+    if behaviour.failure_reason is None and expected == found:
         return None
     reason = behaviour.failure_reason or "CheckpointChanged"
-    message = f"Simulated: expected {expected[0]} and {expected[1]}, found {found.target} and {found.drafter}."
+    message = f"Simulated {reason}: expected {expected.model_dump_json()}, found {found.model_dump_json()}."
     return WorkerFailure(reason=reason, message=message, found=found)
 
 
@@ -73,7 +76,7 @@ def main(argv: list[str]) -> int:
         host=arguments.host,
         port=arguments.port,
         handler_cancellation=True,
-        shutdown_timeout=SHUTDOWN_SECONDS,
+        shutdown_timeout=DRAIN_SECONDS,
         print=None,
     )
     return 0

@@ -37,9 +37,11 @@ USUAL_RESOLUTION = Resolution(
 
 
 def found_fingerprints(arguments: Arguments, behaviour: Behaviour) -> Fingerprints:
+    """Without a drafter its fingerprint is empty, as the worker's."""
+    drafter = behaviour.drafter_fingerprint or arguments.drafter_fingerprint or UNKNOWN_FINGERPRINT
     return Fingerprints(
         target=behaviour.target_fingerprint or arguments.target_fingerprint or UNKNOWN_FINGERPRINT,
-        drafter=behaviour.drafter_fingerprint or arguments.drafter_fingerprint or UNKNOWN_FINGERPRINT,
+        drafter=drafter if arguments.drafter else "",
     )
 
 
@@ -56,11 +58,18 @@ class Engine:
         self._told = asyncio.Condition()
         asked = not arguments.no_speculation if behaviour.speculation is None else behaviour.speculation
         self.self_test = self_test(behaviour, asked and self.can_speculate)
-        no_life = self.self_test.outcome is SelfTestOutcome.NO_LIFE
-        self.speculating = asked and self.can_speculate and not no_life
-        self._reason = "SelfTestFailed" if no_life else "" if self.speculating else "SwitchedOff"
+        self._reason = self._why_off(asked)
+        self.speculating = not self._reason
         self.reset_counters()
         self._exposed = self.metrics.exposition()
+
+    def _why_off(self, asked: bool) -> str:
+        """The worker's own words."""
+        if not self.can_speculate:
+            return "NoDrafter"
+        if not asked:
+            return "Disabled"
+        return "SelfTestFailed" if self.self_test.outcome is SelfTestOutcome.NO_LIFE else ""
 
     def reset_counters(self) -> None:
         self.metrics = Metrics(self.arguments.revision, self.arguments.draft_length)
@@ -87,7 +96,7 @@ class Engine:
         if reset:
             self.reset_counters()
         if told.get("speculation") is not None:
-            self._switch(bool(self.behaviour.speculation) and self.can_speculate, "SwitchedOff")
+            self._switch(bool(self.behaviour.speculation) and self.can_speculate, "Disabled")
         self.schedule(told)
         async with self._told:
             self._told.notify_all()
@@ -162,7 +171,7 @@ class Engine:
 
 
 def self_test(behaviour: Behaviour, speculates: bool) -> SelfTest:
-    outcome = behaviour.self_test or (SelfTestOutcome.ALIVE if speculates else SelfTestOutcome.NOT_RUN)
+    outcome = (behaviour.self_test or SelfTestOutcome.ALIVE) if speculates else SelfTestOutcome.NOT_RUN
     if outcome is SelfTestOutcome.NOT_RUN:
         return SelfTest(outcome=outcome)
     accepted = max(1, round(SELF_TEST_DRAFTS * behaviour.acceptance[0])) if outcome is SelfTestOutcome.ALIVE else 0

@@ -39,8 +39,10 @@ Samples = dict[tuple[str, str], float]
 
 
 @asynccontextmanager
-async def simulated(arguments: list[str] | None = None, **behaviour: object) -> AsyncIterator[TestClient]:
-    parsed, _ = parse_arguments([*SERVE, *(arguments or [])])
+async def simulated(
+    arguments: list[str] | None = None, serve: list[str] = SERVE, **behaviour: object
+) -> AsyncIterator[TestClient]:
+    parsed, _ = parse_arguments([*serve, *(arguments or [])])
     engine = Engine(parsed, Behaviour.model_validate(FAST | behaviour))
     engine.schedule(behaviour)
     async with TestClient(TestServer(Server(engine).app())) as client:
@@ -332,6 +334,15 @@ async def test_the_operators_signed_command_switches_speculation(tmp_path, key):
         assert await post(bearer(key, "pod-1", True, now)) == 200
         await complete(client)
         assert (await samples(client))[Metric.DRAFTS, "user"] > 0
+
+
+async def test_without_a_drafter_speculation_can_not_be_switched_on(tmp_path, key):
+    arguments = ["--operator-key-file", str(tmp_path / "operator.pem"), "--pod-uid", "pod-1"]
+    async with simulated(arguments, serve=["serve", "--target", "/models/t"]) as client:
+        status = WorkerStatus.model_validate_json(await (await client.get("/status")).text())
+        assert (status.resolution, status.speculation_reason, status.fingerprints.drafter) == (None, "NoDrafter", "")
+        response = await client.post("/admin/speculation", headers=bearer(key, "pod-1", True, time.time()))
+        assert response.status == 409
 
 
 async def test_without_key_file_commands_are_off(key):
