@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.acts import ACTS, GOOD, Act, Ending, Figures, Stage
-from demo.install import CLUSTERS, HOME, TINY_PAIR, install, prepare_checkpoints, provide_volume
+from demo.install import CLUSTERS, EXAMPLES, HOME, ROOT, TINY_PAIR, install, prepare_checkpoints, provide_volume
 from demo.judge import Check
 from demo.load import read_prompts
 from demo.watch import View, told
@@ -53,6 +53,7 @@ def run(
     prepare_checkpoints(checkpoints)
     cluster = _cluster(DEMO, view.say, checkpoints, outlives_caller=keep)
     try:
+        provide_volume(cluster, checkpoints)
         results = asyncio.run(_play(cluster, view))
     finally:
         if not keep:
@@ -68,12 +69,13 @@ def run(
 
 @app.command("cluster")
 def standing_cluster() -> None:
-    """Leave a cluster running with Tandem and a volume of the tiny pair, and say how to use it."""
-    console = Console()
-    cluster = _cluster(STANDING, console.print, TINY_PAIR, outlives_caller=True)
-    console.print(f"\nCluster with Tandem is up.\n\n{_kubectl(cluster)}", soft_wrap=True)
-    console.print("  kubectl apply -f examples/tiny-pair.yaml\n  kubectl get specdep -w\n")
-    console.print("make cluster-status shows where each Service is served on this machine; make cluster-down ends it.")
+    """Leave a cluster running with Tandem, and say how to use it. hostPath may name what lies in examples/."""
+    cluster = _cluster(STANDING, print, EXAMPLES, outlives_caller=True)
+    print(
+        f"\nA cluster with Tandem is up. Type next:\n\n{_kubectl(cluster)}\n"
+        f'  sed "s#CHECKOUT#{ROOT}#" {EXAMPLES}/tiny.yaml | kubectl apply -f -\n  kubectl get specdep -w\n\n'
+        "`make cluster-status` shows where each Service is served on this machine, `make cluster-down` ends it."
+    )
 
 
 @app.command()
@@ -94,13 +96,12 @@ def down() -> None:
         Cluster(name, CLUSTERS).stop()
 
 
-def _cluster(name: str, say: Callable[[str], None], volume: Path, outlives_caller: bool) -> Cluster:
+def _cluster(name: str, say: Callable[[str], None], host_path: Path, outlives_caller: bool) -> Cluster:
     say("control plane and node start (usually 10 s)")
     cluster = Cluster.start(name, CLUSTERS, outlives_caller=outlives_caller)
     say("CRD, rights and operator are applied; the operator starts under its own service account (usually 10 s)")
     try:
-        install(cluster, allowed_host_paths=(volume,))
-        provide_volume(cluster, volume)
+        install(cluster, allowed_host_paths=(host_path,))
     except ClusterError:
         cluster.stop()
         raise

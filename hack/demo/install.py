@@ -17,7 +17,8 @@ HOME = ROOT / ".demo"
 """Everything that a demo writes. It belongs to the checkout, so two checkouts do not meet."""
 
 CLUSTERS = HOME / "clusters"
-TINY_PAIR = ROOT / "examples" / "tiny-pair"
+EXAMPLES = ROOT / "examples"
+TINY_PAIR = EXAMPLES / "tiny-pair"
 CLAIM = "tiny-pair"
 _OPERATOR = ("tandem-system", "tandem-operator")
 _WAIT = "--timeout=90s"
