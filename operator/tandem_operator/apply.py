@@ -144,7 +144,9 @@ async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, eve
         "reportingInstance": "tandem-operator",
     }
     try:
-        # As plain JSON: the client's model writes times without the microseconds.
-        await client.EventsV1Api(api).create_namespaced_event(metadata.namespace, body)  # type: ignore[arg-type]
+        # As a custom object, that is, as it stands: the client's model of an event drops the microseconds.
+        await client.CustomObjectsApi(api).create_namespaced_custom_object(
+            "events.k8s.io", "v1", metadata.namespace, "events", body
+        )
     except client.ApiException as error:
         log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, _words(error))
