@@ -112,6 +112,7 @@ def _pod(pod: kube.PodObject) -> Pod:
         terminating=pod.metadata.deletion_timestamp is not None,
         trouble=_trouble(pod),
         failure=_last_word(pod, WorkerFailure),
+        retry=pod.metadata.annotations.get(names.RETRY, ""),
     )
 
 

@@ -152,6 +152,16 @@ def test_a_first_install_without_life_serves_the_target_and_is_quarantined() -> 
     assert world.condition("SpeculationActive")[:2] == ("False", "SelfTestFailed")
 
 
+def test_a_retry_starts_workers_without_life_anew_and_believes_their_new_self_test() -> None:
+    world = World(spec("bad"), lives={"bad": Life(self_test=SelfTestOutcome.NO_LIFE)}).run(8)
+    world.lives["bad"] = Life()
+    world.annotations[names.RETRY] = "1"
+    world.run(8)
+    assert world.serving() == {"bad": 1}
+    assert world.speculating() == {True}
+    assert world.condition("RolledBack")[0] == "False"
+
+
 def test_a_canary_without_life_never_gets_a_step() -> None:
     world = served("a", replicas=2)
     world.lives["bad"] = Life(self_test=SelfTestOutcome.NO_LIFE)
@@ -373,3 +383,15 @@ def test_old_revisions_are_trimmed_to_the_history_limit() -> None:
         assert world.serving() == {drafter: 1}
     assert len(world.history) == 3
     assert len(world.deployments) == 3
+
+
+def test_what_shrinks_is_applied_before_what_grows() -> None:
+    tight = {"steps": [{"weight": 50}], "maxSurge": 0, "maxUnavailable": 1, "analysis": {"intervalSeconds": 10}}
+    world = served("a", replicas=2, rollout=tight)
+    world.edit(spec("b", replicas=2, rollout=tight))
+    for _ in range(20):
+        desired = {d.revision: d.desired for d in world.deployments.values()}
+        for manifest in world.step().apply:
+            if manifest["kind"] == "Deployment":
+                desired[manifest["metadata"]["labels"][names.REVISION]] = manifest["spec"]["replicas"]
+                assert sum(desired.values()) <= 2, "at no moment does a worker wait for a GPU that is not there"

@@ -72,6 +72,7 @@ class World:
     history: dict[str, History] = field(default_factory=dict)
     jobs: dict[str, ValidationJob] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
+    retries: dict[str, str] = field(default_factory=dict)  # of the pod template, by revision
     made: int = 0
     last: Plan | None = None
 
@@ -150,6 +151,8 @@ class World:
         if manifest["kind"] == "Deployment":
             revision, desired = labels[names.REVISION], manifest["spec"]["replicas"]
             before = self.deployments.get(revision)
+            annotations = manifest["spec"]["template"]["metadata"]["annotations"]
+            self.retries[revision] = annotations.get(names.RETRY, "")
             self.deployments[revision] = Deployment(revision, desired, before.ready if before else 0)
         elif manifest["kind"] == "ControllerRevision":
             revision, recipe = labels[names.REVISION], Recipe.model_validate(manifest["data"])
@@ -166,6 +169,11 @@ class World:
                 report = self.validate(self.spec)
                 self.jobs[name] = replace(job, finished=report is not None, report=report)
         for revision, deployment in list(self.deployments.items()):
+            for stuck in [p for p in self.pods.values() if p.revision == revision and not p.ready]:
+                del self.pods[stuck.uid]  # its container restarts, and may start this time
+            for old in [p for p in self.pods.values() if p.revision == revision and p.retry != self.retries[revision]]:
+                del self.pods[old.uid]  # a changed template replaces its pods
+                self.workers.pop(old.uid, None)
             mine = [pod for pod in self.pods.values() if pod.revision == revision]
             mine.sort(key=lambda pod: pod.ready)  # a ReplicaSet removes pods that are not ready first
             for pod in mine[: max(0, len(mine) - deployment.desired)]:
@@ -185,7 +193,8 @@ class World:
             WorkerFailure(reason="CheckpointChanged", message="other files", found=self.files) if changed else None
         )
         ready = life.starts and not changed
-        self.pods[uid] = Pod(uid, uid, revision, ready, False, "" if ready else "CrashLoopBackOff", failure)
+        trouble = "" if ready else "CrashLoopBackOff"
+        self.pods[uid] = Pod(uid, uid, revision, ready, False, trouble, failure, self.retries[revision])
         if ready:
             alive = life.self_test != SelfTestOutcome.NO_LIFE
             status = WorkerStatus(

@@ -80,9 +80,9 @@ def controller_revision(
 
 
 def deployment(
-    resource: SpeculativeDeployment, settings: Settings, revision: str, recipe: Recipe, replicas: int
+    resource: SpeculativeDeployment, settings: Settings, revision: str, recipe: Recipe, replicas: int, retry: str = ""
 ) -> Manifest:
-    """The workers of one revision."""
+    """The workers of one revision. A new `retry` starts them anew, so that their self-test runs again."""
     name = resource.metadata.name
     rollout = resource.spec.rollout
     selector = {**names.worker_selector(name), names.REVISION: revision}
@@ -94,12 +94,15 @@ def deployment(
             "replicas": replicas,
             "selector": {"matchLabels": selector},
             "progressDeadlineSeconds": rollout.progress_deadline_seconds,
-            # Only a change of the operator itself alters the template of a revision. Without a spare GPU no surge.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            # Within a revision only a retry, or another version of the operator, alters the template.
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
+            },
             "template": {
                 "metadata": {
                     "labels": {**recipe.pod.labels, **names.common_labels(name), **selector},
-                    "annotations": recipe.pod.annotations,
+                    "annotations": recipe.pod.annotations | ({names.RETRY: retry} if retry else {}),
                 },
                 "spec": _worker_pod(resource, settings, revision, recipe),
             },

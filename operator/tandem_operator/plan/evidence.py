@@ -27,13 +27,20 @@ def increment(last: Counts, now: Counts) -> Counts:
     return Counts(**{field: getattr(now, field) - getattr(last, field) for field in _FIELDS})
 
 
-def sample(window: Window, readings: Iterable[tuple[str, Counts]], now: datetime) -> Window:
-    """Add what the pods of the revision counted since their last reading. `readings`: (pod uid, counters)."""
+def sample(
+    window: Window, drafting: Iterable[tuple[str, Counts]], idle: Iterable[tuple[str, Counts]], now: datetime
+) -> Window:
+    """Add what the pods counted since their last reading. Both: (pod uid, counters).
+
+    `idle` pods have speculation switched off: what they serve says nothing of the drafter, so they only move the
+    reading from which the next increment counts.
+    """
     last: dict[str, Counts] = {pod.uid: pod for pod in window.pods}
     counts = window.counts
-    for uid, reading in readings:
+    for uid, reading in drafting:
         counts = plus(counts, increment(last.get(uid, Counts()), reading))
         last[uid] = reading
+    last |= dict(idle)
     pods = [PodCounts(uid=uid, **{field: getattr(c, field) for field in _FIELDS}) for uid, c in last.items()]
     return window.model_copy(update={"counts": counts, "pods": pods, "sampled_at": now})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tandem_operator.api import Status
-from tandem_operator.api.status import Window
+from tandem_operator.api.status import Counts, Window
 from tandem_operator.plan import evidence
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
@@ -42,16 +42,26 @@ def look(context: Context, status: Status, revision: str) -> tuple[Status, Windo
     interval = timedelta(seconds=context.observed.resource.spec.rollout.analysis.interval_seconds)
     if context.now - window.sampled_at < interval:
         return with_window(status, window), window, NOT_DUE
-    readings = [(pod.uid, c) for pod in context.observed.of(revision) if (c := context.observed.worker(pod).counts)]
-    window = evidence.sample(window, readings, context.now)
+    drafting: list[tuple[str, Counts]] = []
+    idle: list[tuple[str, Counts]] = []
+    for pod in context.observed.of(revision):
+        worker = context.observed.worker(pod)
+        if worker.counts is not None and worker.status is not None:
+            (drafting if worker.status.speculation_enabled else idle).append((pod.uid, worker.counts))
+    window = evidence.sample(window, drafting, idle, context.now)
     window = evidence.forget(window, frozenset(pod.uid for pod in context.observed.pods))
     floor = context.observed.resource.spec.guard.min_accept_length
     return with_window(status, window), window, judge(window.counts, floor)
 
 
-def self_test_failed(context: Context, revision: str) -> str:
-    """A sentence when a ready worker of the revision saw no life in its drafter, else empty."""
+def self_test_failed(context: Context, revision: str, retry: str) -> str:
+    """A sentence when a ready worker of the revision saw no life in its drafter, else empty.
+
+    Workers that were started before the present `retry` are about to be replaced; what they saw is known.
+    """
     for pod in context.observed.of(revision):
+        if pod.retry != retry:
+            continue
         reported = context.observed.worker(pod).status
         if pod.ready and reported and reported.self_test.outcome == SelfTestOutcome.NO_LIFE:
             return (

@@ -21,6 +21,7 @@ class Pod:
     terminating: bool
     trouble: str = ""  # why it does not become ready, in words: ImagePullBackOff, CrashLoopBackOff, Unschedulable ...
     failure: WorkerFailure | None = None  # what the worker said when it last refused to start
+    retry: str = ""  # the retry annotation that it was started under
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tandem_operator.api.spec import OnCollapse
 from tandem_operator.plan import children, evidence, guard, rollout, summary, validation
 from tandem_operator.plan.conditions import Seen, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
-from tandem_operator.plan.observed import Context, Deployment
+from tandem_operator.plan.observed import Context
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.plan.revisions import short_hash
 from tandem_operator.plan.scale import Present, next_counts, shares
@@ -76,10 +76,13 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     """Steady state: judge the revision that serves, and quarantine it when it collapsed."""
     stable = status.stable_revision
     recipe = context.observed.recipe(stable)
-    if recipe is None or not recipe.speculates or rollout.blocked(context, status, stable):
+    if recipe is None or not recipe.speculates:
         return status
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
-    if message := guard.self_test_failed(context, stable):
+    if rollout.blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
+        status, window, _ = guard.look(context, status, stable)
+        return guard.with_window(status, evidence.fresh(window, window.sampled_at))
+    if message := guard.self_test_failed(context, stable, rollout.retry_of_workers(context, status, stable)):
         return rollout.quarantine(context, status, stable, "SelfTestFailed", message, notes)
     status, window, verdict = guard.look(context, status, stable)
     if verdict is guard.NOT_DUE:
@@ -112,12 +115,15 @@ def _note_children(
     resource, settings = context.observed.resource, context.settings
     notes.apply += [children.service(resource), children.operator_key(resource, settings)]
     notes.apply += _records(context, status, recipes)
-    seen = {d.revision: d for d in context.observed.deployments}
-    for revision, replicas in counts.items():
-        idle = replicas == 0 and seen.get(revision, Deployment(revision, 0, 0)).desired == 0
+    desired = {revision: context.observed.deployment(revision).desired for revision in counts}
+    # What shrinks is applied first: it makes room for what grows, and at no moment is there a worker too many.
+    for revision in sorted(counts, key=lambda r: counts[r] > desired[r]):
+        idle = counts[revision] == 0 and desired[revision] == 0
         if revision not in recipes or (idle and revision not in (status.stable_revision, status.canary_revision)):
             continue  # a retired revision is left as it is
-        notes.apply.append(children.deployment(resource, settings, revision, recipes[revision], replicas))
+        retry = rollout.retry_of_workers(context, status, revision)
+        workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], retry)
+        notes.apply.append(workers)
     notes.delete += _outdated(context, status, counts)
 
 

@@ -36,6 +36,12 @@ def blocked(context: Context, status: Status, revision: str) -> Quarantine | Non
     return status.quarantine_of(revision, spec_hash(resource.spec, retry_of(resource)))
 
 
+def retry_of_workers(context: Context, status: Status, revision: str) -> str:
+    """The retry annotation that workers of the revision are started under: empty unless it was ever quarantined."""
+    once = any(entry.revision == revision for entry in status.quarantined)
+    return retry_of(context.observed.resource) if once else ""
+
+
 def goal(context: Context, status: Status, wanted: str) -> str:
     """The revision that should serve; empty: none may. `wanted` is the spec's, empty while it may not be rolled out."""
     stable = status.stable_revision
@@ -67,7 +73,12 @@ def quarantine(context: Context, status: Status, revision: str, reason: str, mes
     )
     others = [q for q in status.quarantined if (q.revision, q.spec) != (entry.revision, entry.spec)]
     notes.say("Warning", "Quarantined", f"Revision {revision} quarantined ({reason}): {message}")
-    return status.model_copy(update={"quarantined": [*others, entry][-QUARANTINE_KEPT:]})
+    status = status.model_copy(update={"quarantined": [*others, entry][-QUARANTINE_KEPT:]})
+    return _without_canary(status) if revision == status.canary_revision else status
+
+
+def _without_canary(status: Status) -> Status:
+    return status.model_copy(update={"canary_revision": "", "weight": 0, "progress": None})
 
 
 def advance(context: Context, status: Status, target: str, wanted: str, notes: Notes) -> Status:
@@ -75,7 +86,7 @@ def advance(context: Context, status: Status, target: str, wanted: str, notes: N
     if not target or target == status.stable_revision:
         if status.canary_revision:
             notes.say("Normal", "CanaryWithdrawn", f"Canary {status.canary_revision} withdrawn")
-        return status.model_copy(update={"canary_revision": "", "weight": 0, "progress": None})
+        return _without_canary(status)
     if status.canary_revision != target or status.progress is None:
         return _start(context, status, target, wanted, notes)
     if (judged := _self_test_verdict(context, status, target, notes)) is not None:
@@ -99,7 +110,7 @@ def _start(context: Context, status: Status, target: str, wanted: str, notes: No
 
 
 def _self_test_verdict(context: Context, status: Status, target: str, notes: Notes) -> Status | None:
-    message = guard.self_test_failed(context, target)
+    message = guard.self_test_failed(context, target, retry_of_workers(context, status, target))
     if not message or blocked(context, status, target):
         return None
     status = quarantine(context, status, target, "SelfTestFailed", message, notes)
@@ -182,7 +193,7 @@ def _promoted(status: Status, target: str, notes: Notes) -> Status:
     before = status.stable_revision
     replaced = f" in place of {before}" if before else ""
     notes.say("Normal", "Promoted", f"Revision {target} is stable{replaced}")
-    return status.model_copy(update={"stable_revision": target, "canary_revision": "", "weight": 0, "progress": None})
+    return _without_canary(status.model_copy(update={"stable_revision": target}))
 
 
 def _stable_figure(status: Status) -> str:
