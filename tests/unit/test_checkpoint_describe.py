@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,19 @@ def test_the_tiny_pair_captures_what_it_was_trained_on() -> None:
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({IDS: []}, "LayerIdsCount"),
-        ({IDS: [2, 4]}, "LayerIdsCount"),
-        ({IDS: [1, 2, 4, 5]}, "LayerIdsCount"),
-        ({IDS: [-1, 2, 4]}, "LayerIdsOutOfRange"),
-        ({IDS: [2, 4, LAYERS + 1]}, "LayerIdsOutOfRange"),
-        ({IDS: None, "eagle_config": {IDS: [-2, 2, 4]}}, "LayerIdsOutOfRange"),
-        ({IDS: None, "eagle_config": {IDS: [2, 4, LAYERS]}}, "LayerIdsOutOfRange"),
-        ({IDS: [True, 2, 4]}, "LayerIdsMalformed"),
-        ({IDS: [2.0, 4, 5]}, "LayerIdsMalformed"),
-        ({IDS: ["2", 4, 5]}, "LayerIdsMalformed"),
-        ({IDS: "2,4,5"}, "LayerIdsMalformed"),
-        ({IDS: {"0": 2}}, "LayerIdsMalformed"),
-        ({IDS: [2, 4, 5], "eagle_config": {IDS: [2, 4, 5]}}, "LayerIdsDisagree"),
+        ({IDS: []}, "TDM-LAYER-IDS-COUNT"),
+        ({IDS: [2, 4]}, "TDM-LAYER-IDS-COUNT"),
+        ({IDS: [1, 2, 4, 5]}, "TDM-LAYER-IDS-COUNT"),
+        ({IDS: [-1, 2, 4]}, "TDM-LAYER-IDS-OUT-OF-RANGE"),
+        ({IDS: [2, 4, LAYERS + 1]}, "TDM-LAYER-IDS-OUT-OF-RANGE"),
+        ({IDS: None, "eagle_config": {IDS: [-2, 2, 4]}}, "TDM-LAYER-IDS-OUT-OF-RANGE"),
+        ({IDS: None, "eagle_config": {IDS: [2, 4, LAYERS]}}, "TDM-LAYER-IDS-OUT-OF-RANGE"),
+        ({IDS: [True, 2, 4]}, "TDM-LAYER-IDS-MALFORMED"),
+        ({IDS: [2.0, 4, 5]}, "TDM-LAYER-IDS-MALFORMED"),
+        ({IDS: ["2", 4, 5]}, "TDM-LAYER-IDS-MALFORMED"),
+        ({IDS: "2,4,5"}, "TDM-LAYER-IDS-MALFORMED"),
+        ({IDS: {"0": 2}}, "TDM-LAYER-IDS-MALFORMED"),
+        ({IDS: [2, 4, 5], "eagle_config": {IDS: [2, 4, 5]}}, "TDM-LAYER-IDS-DISAGREE"),
     ],
 )
 def test_layer_ids_that_no_engine_could_mean_do_not_fit(tmp_path: Path, fields: dict[str, Any], code: str) -> None:
@@ -91,7 +92,7 @@ def test_layer_ids_that_no_engine_could_mean_do_not_fit(tmp_path: Path, fields: 
 
 
 def test_the_default_needs_a_target_that_is_deep_enough(tmp_path: Path) -> None:
-    assert refusal(tmp_path, {"num_hidden_layers": 2}, **{IDS: None}).finding.code == "LayerIdsOutOfRange"
+    assert refusal(tmp_path, {"num_hidden_layers": 2}, **{IDS: None}).finding.code == "TDM-LAYER-IDS-OUT-OF-RANGE"
 
 
 # --- the rest of the configs -----------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def test_what_ends_a_text_comes_from_the_generation_config(tmp_path: Path) -> No
 def test_a_target_of_an_unknown_architecture_is_not_judged(tmp_path: Path, architecture: str) -> None:
     failure = refusal(tmp_path, {"architectures": [architecture]})
     assert failure.verdict is Verdict.COULD_NOT_CHECK
-    assert failure.finding.code == "ArchitectureNotSupported"
+    assert failure.finding.code == "TDM-ARCHITECTURE-NOT-SUPPORTED"
     assert "LlamaForCausalLM, MistralForCausalLM" in failure.finding.expected
 
 
@@ -183,16 +184,16 @@ def test_a_drafter_of_another_kind_does_not_fit(tmp_path: Path, fields: dict[str
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
-        ("hidden_size", None, "ConfigFieldMissing"),
-        ("hidden_size", "16", "ConfigFieldInvalid"),
-        ("hidden_size", True, "ConfigFieldInvalid"),
-        ("hidden_size", 0, "ConfigFieldInvalid"),
-        ("hidden_size", 10**400, "ConfigFieldInvalid"),
-        ("rope_theta", 10**400, "ConfigFieldInvalid"),
-        ("rms_norm_eps", float("nan"), "ConfigFieldInvalid"),
-        ("architectures", "LlamaForCausalLM", "ConfigFieldInvalid"),
-        ("num_key_value_heads", 3, "HeadsImpossible"),
-        ("head_dim", 5, "HeadsImpossible"),
+        ("hidden_size", None, "TDM-CONFIG-FIELD-MISSING"),
+        ("hidden_size", "16", "TDM-CONFIG-FIELD-INVALID"),
+        ("hidden_size", True, "TDM-CONFIG-FIELD-INVALID"),
+        ("hidden_size", 0, "TDM-CONFIG-FIELD-INVALID"),
+        ("hidden_size", 10**400, "TDM-CONFIG-FIELD-INVALID"),
+        ("rope_theta", 10**400, "TDM-CONFIG-FIELD-INVALID"),
+        ("rms_norm_eps", float("nan"), "TDM-CONFIG-FIELD-INVALID"),
+        ("architectures", "LlamaForCausalLM", "TDM-CONFIG-FIELD-INVALID"),
+        ("num_key_value_heads", 3, "TDM-HEADS-IMPOSSIBLE"),
+        ("head_dim", 5, "TDM-HEADS-IMPOSSIBLE"),
     ],
 )
 def test_a_broken_field_is_named(tmp_path: Path, field: str, value: object, code: str) -> None:
@@ -217,6 +218,6 @@ def test_any_value_in_any_field_gives_a_description_or_a_refusal(
     try:
         target, drafter = read_pair(tmp_path, fields) if of_target else read_pair(tmp_path, **fields)
     except CheckpointError as failure:
-        failure.finding.model_dump_json()
+        json.dumps(asdict(failure.finding))
     else:
         assert all(0 <= i <= target.layers for i in drafter.capture_indexes)

@@ -71,4 +71,4 @@ def test_a_file_that_vanishes_is_named(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError) as caught:
         fingerprint(checkpoint)
-    assert caught.value.finding.code == "FileMissing"
+    assert caught.value.finding.code == "TDM-FILE-MISSING"

@@ -69,52 +69,52 @@ def test_a_healthy_pair_passes_without_a_warning(tmp_path: Path) -> None:
 
 ERRORS: list[tuple[str, Change, str]] = [
     # names
-    ("TensorsDropped", lambda t, d: d.rename("fc.weight", "drafter.fc.weight"), "drafter.fc.weight"),
-    ("TensorsDropped", tensor("fc.bias", np.ones(HIDDEN)), "fc.bias"),
-    ("TensorsDropped", tensor("midlayer.self_attn.q_norm.weight", np.ones(6)), "q_norm"),
-    ("TensorsDropped", tensor("layers.1.mlp.up_proj.weight", np.ones((24, 16))), "layers.1."),
-    ("ParametersMissing", lambda t, d: d.rename("midlayer.", "decoder."), "would stay random"),
-    ("ParametersMissing", without("fc.weight"), "fc.weight"),
-    ("ParametersMissing", without("lm_head.weight"), "The target's head has 64 rows, the drafter's needs 12"),
-    ("TensorsCollide", tensor("model.norm.weight", np.ones(HIDDEN)), "model.norm.weight, norm.weight"),
+    ("TDM-TENSORS-DROPPED", lambda t, d: d.rename("fc.weight", "drafter.fc.weight"), "drafter.fc.weight"),
+    ("TDM-TENSORS-DROPPED", tensor("fc.bias", np.ones(HIDDEN)), "fc.bias"),
+    ("TDM-TENSORS-DROPPED", tensor("midlayer.self_attn.q_norm.weight", np.ones(6)), "q_norm"),
+    ("TDM-TENSORS-DROPPED", tensor("layers.1.mlp.up_proj.weight", np.ones((24, 16))), "layers.1."),
+    ("TDM-PARAMETERS-MISSING", lambda t, d: d.rename("midlayer.", "decoder."), "would stay random"),
+    ("TDM-PARAMETERS-MISSING", without("fc.weight"), "fc.weight"),
+    ("TDM-PARAMETERS-MISSING", without("lm_head.weight"), "The target's head has 64 rows, the drafter's needs 12"),
+    ("TDM-TENSORS-COLLIDE", tensor("model.norm.weight", np.ones(HIDDEN)), "model.norm.weight, norm.weight"),
     # fused states
-    ("FcWidth", tensor("fc.weight", np.ones((HIDDEN, 4 * HIDDEN))), "4 states"),
-    ("FcWidth", tensor("fc.weight", np.ones((HIDDEN + 2, 3 * HIDDEN))), "takes 16 outputs"),
-    ("FcWidth", tensor("fc.weight", np.ones(HIDDEN)), "not a matrix"),
-    ("Eagle1Layout", tensor("fc.weight", np.ones((HIDDEN, 2 * HIDDEN))), "EAGLE-1"),
-    ("TargetHiddenSize", drafter_config(target_hidden_size=32), "32 wide"),
+    ("TDM-FC-WIDTH", tensor("fc.weight", np.ones((HIDDEN, 4 * HIDDEN))), "4 states"),
+    ("TDM-FC-WIDTH", tensor("fc.weight", np.ones((HIDDEN + 2, 3 * HIDDEN))), "takes 16 outputs"),
+    ("TDM-FC-WIDTH", tensor("fc.weight", np.ones(HIDDEN)), "not a matrix"),
+    ("TDM-EAGLE1-LAYOUT", tensor("fc.weight", np.ones((HIDDEN, 2 * HIDDEN))), "EAGLE-1"),
+    ("TDM-TARGET-HIDDEN-SIZE", drafter_config(target_hidden_size=32), "32 wide"),
     # the draft vocabulary
-    ("DraftVocabularyMapMissing", without("d2t"), "d2t"),
-    ("DraftVocabularyMapMissing", without("t2d"), "t2d"),
-    ("D2tHoldsIds", tensor("d2t", DRAFTED), "not offsets"),
-    ("D2tOutOfRange", tensor("d2t", offsets(at0=-1)), "draft id 0 + -1 = -1"),
-    ("D2tOutOfRange", tensor("d2t", offsets(at11=10**6)), "draft id 11"),
-    ("D2tOutOfRange", tensor("d2t", offsets(at11=VOCAB - 11)), "the vocabulary has 64"),
-    ("D2tDuplicates", tensor("d2t", offsets(at1=-1)), "0 (11 distinct of 12)"),
-    ("D2tAgainstT2d", tensor("d2t", offsets(at11=VOCAB - 13)), "1 drafted ids are not marked"),
-    ("D2tLength", tensor("d2t", offsets()[:-1]), "11 entries; draft_vocab_size is 12"),
-    ("D2tRank", tensor("d2t", offsets()[None]), "2 dimensions"),
-    ("D2tDtype", stored_as("d2t", "F32"), "stored as F32"),
-    ("T2dLength", tensor("t2d", np.isin(np.arange(VOCAB + 8), DRAFTED)), "72 entries; vocab_size is 64"),
-    ("T2dCount", tensor("t2d", np.isin(np.arange(VOCAB), DRAFTED[:5])), "marks 5"),
-    ("VocabularySize", target_config(vocab_size=VOCAB + 5000), "64; the target has 5064"),
-    ("VocabularySize", drafter_config(vocab_size=VOCAB + 1), "65; the target has 64"),
-    ("DrafterShape", drafter_config(draft_vocab_size=None), "lm_head.weight"),
-    ("TiedReducedVocabulary", drafter_config(tie_word_embeddings=True), "12 rows"),
+    ("TDM-DRAFT-VOCABULARY-MAP-MISSING", without("d2t"), "d2t"),
+    ("TDM-DRAFT-VOCABULARY-MAP-MISSING", without("t2d"), "t2d"),
+    ("TDM-D2T-HOLDS-IDS", tensor("d2t", DRAFTED), "not offsets"),
+    ("TDM-D2T-OUT-OF-RANGE", tensor("d2t", offsets(at0=-1)), "draft id 0 + -1 = -1"),
+    ("TDM-D2T-OUT-OF-RANGE", tensor("d2t", offsets(at11=10**6)), "draft id 11"),
+    ("TDM-D2T-OUT-OF-RANGE", tensor("d2t", offsets(at11=VOCAB - 11)), "the vocabulary has 64"),
+    ("TDM-D2T-DUPLICATES", tensor("d2t", offsets(at1=-1)), "0 (11 distinct of 12)"),
+    ("TDM-D2T-AGAINST-T2D", tensor("d2t", offsets(at11=VOCAB - 13)), "1 drafted ids are not marked"),
+    ("TDM-D2T-LENGTH", tensor("d2t", offsets()[:-1]), "11 entries; draft_vocab_size is 12"),
+    ("TDM-D2T-RANK", tensor("d2t", offsets()[None]), "2 dimensions"),
+    ("TDM-D2T-DTYPE", stored_as("d2t", "F32"), "stored as F32"),
+    ("TDM-T2D-LENGTH", tensor("t2d", np.isin(np.arange(VOCAB + 8), DRAFTED)), "72 entries; vocab_size is 64"),
+    ("TDM-T2D-COUNT", tensor("t2d", np.isin(np.arange(VOCAB), DRAFTED[:5])), "marks 5"),
+    ("TDM-VOCABULARY-SIZE", target_config(vocab_size=VOCAB + 5000), "64; the target has 5064"),
+    ("TDM-VOCABULARY-SIZE", drafter_config(vocab_size=VOCAB + 1), "65; the target has 64"),
+    ("TDM-DRAFTER-SHAPE", drafter_config(draft_vocab_size=None), "lm_head.weight"),
+    ("TDM-TIED-REDUCED-VOCABULARY", drafter_config(tie_word_embeddings=True), "12 rows"),
     # shapes
-    ("DrafterShape", drafter_config(num_key_value_heads=4), "k_proj"),
-    ("DrafterShape", tensor("midlayer.self_attn.q_proj.weight", np.ones((24, 16))), "2 x hidden columns"),
-    ("DrafterShape", drafter_config(intermediate_size=32), "gate_proj"),
-    ("DrafterShape", tensor("norm.weight", np.ones(HIDDEN + 1)), "norm.weight"),
-    ("HeadDimGuessed", without(config=("head_dim",)), "gives 4, the tensors say 6"),
-    ("TargetTensorsMissing", target_config(num_hidden_layers=9), "model.layers.8."),
-    ("TargetShape", target_config(intermediate_size=32), "and 7 like it"),
+    ("TDM-DRAFTER-SHAPE", drafter_config(num_key_value_heads=4), "k_proj"),
+    ("TDM-DRAFTER-SHAPE", tensor("midlayer.self_attn.q_proj.weight", np.ones((24, 16))), "2 x hidden columns"),
+    ("TDM-DRAFTER-SHAPE", drafter_config(intermediate_size=32), "gate_proj"),
+    ("TDM-DRAFTER-SHAPE", tensor("norm.weight", np.ones(HIDDEN + 1)), "norm.weight"),
+    ("TDM-HEAD-DIM-GUESSED", without(config=("head_dim",)), "gives 4, the tensors say 6"),
+    ("TDM-TARGET-TENSORS-MISSING", target_config(num_hidden_layers=9), "model.layers.8."),
+    ("TDM-TARGET-SHAPE", target_config(intermediate_size=32), "and 7 like it"),
     # numbers
-    ("DtypeNotSupported", stored_as("fc.weight", "U8"), "stored as U8"),
-    ("DtypeUnknown", drafter_config(torch_dtype="float17"), "float17"),
-    ("WeightsNotFinite", tensor("midlayer.hidden_norm.weight", np.full(HIDDEN, np.nan)), "16 values"),
-    ("WeightsNotFinite", tensor("lm_head.weight", np.full((DRAFT_VOCAB, HIDDEN), np.inf)), "12 of 12 rows"),
-    ("WeightsAllZero", tensor("fc.weight", np.zeros((HIDDEN, 3 * HIDDEN))), "all zeros"),
+    ("TDM-DTYPE-NOT-SUPPORTED", stored_as("fc.weight", "U8"), "stored as U8"),
+    ("TDM-DTYPE-UNKNOWN", drafter_config(torch_dtype="float17"), "float17"),
+    ("TDM-WEIGHTS-NOT-FINITE", tensor("midlayer.hidden_norm.weight", np.full(HIDDEN, np.nan)), "16 values"),
+    ("TDM-WEIGHTS-NOT-FINITE", tensor("lm_head.weight", np.full((DRAFT_VOCAB, HIDDEN), np.inf)), "12 of 12 rows"),
+    ("TDM-WEIGHTS-ALL-ZERO", tensor("fc.weight", np.zeros((HIDDEN, 3 * HIDDEN))), "all zeros"),
 ]
 
 
@@ -129,17 +129,17 @@ def test_one_mistake_is_an_error_with_its_place(tmp_path: Path, code: str, chang
 
 
 WARNINGS: list[tuple[str, Change]] = [
-    ("D2tDtype", stored_as("d2t", "I32")),
-    ("T2dDtype", stored_as("t2d", "U8")),
-    ("TensorsUnused", tensor("mask_hidden", np.ones((1, 3 * HIDDEN)))),
-    ("CaptureIndexesRepeated", drafter_config(**{IDS: [2, 2, 5]})),
-    ("CaptureIndexesUnsorted", drafter_config(**{IDS: [5, 2, 4]})),
-    ("DtypeDiffers", drafter_config(torch_dtype="float16")),
-    ("RopeThetaDiffers", drafter_config(rope_theta=500000.0)),
-    ("RopeThetaTwice", drafter_config(rope_parameters={"rope_theta": 20000.0})),
-    ("MaxPositionShorter", drafter_config(max_position_embeddings=64)),
-    ("VocabularyPadded", lambda t, d: pad_vocabulary(t)),
-    ("HeadBorrowed", lambda t, d: full_vocabulary(d, own_head=False)),
+    ("TDM-D2T-DTYPE", stored_as("d2t", "I32")),
+    ("TDM-T2D-DTYPE", stored_as("t2d", "U8")),
+    ("TDM-TENSORS-UNUSED", tensor("mask_hidden", np.ones((1, 3 * HIDDEN)))),
+    ("TDM-CAPTURE-INDEXES-REPEATED", drafter_config(**{IDS: [2, 2, 5]})),
+    ("TDM-CAPTURE-INDEXES-UNSORTED", drafter_config(**{IDS: [5, 2, 4]})),
+    ("TDM-DTYPE-DIFFERS", drafter_config(torch_dtype="float16")),
+    ("TDM-ROPE-THETA-DIFFERS", drafter_config(rope_theta=500000.0)),
+    ("TDM-ROPE-THETA-TWICE", drafter_config(rope_parameters={"rope_theta": 20000.0})),
+    ("TDM-MAX-POSITION-SHORTER", drafter_config(max_position_embeddings=64)),
+    ("TDM-VOCABULARY-PADDED", lambda t, d: pad_vocabulary(t)),
+    ("TDM-HEAD-BORROWED", lambda t, d: full_vocabulary(d, own_head=False)),
 ]
 
 
@@ -198,7 +198,7 @@ def test_a_drafter_of_another_width_needs_an_embedding_of_its_own(tmp_path: Path
         return {16: 8, 32: 16}.get(size, size)
 
     assert "The target's embedding is 16 wide, the drafter 8" in (
-        findings(tmp_path / "a", lambda t, d: narrow(d))["ParametersMissing"].message
+        findings(tmp_path / "a", lambda t, d: narrow(d))["TDM-PARAMETERS-MISSING"].message
     )
 
     def with_embedding(target: Files, drafter: Files) -> None:
@@ -209,7 +209,7 @@ def test_a_drafter_of_another_width_needs_an_embedding_of_its_own(tmp_path: Path
 
 
 def test_what_the_engine_captures_is_compared_with_the_training_run(tmp_path: Path) -> None:
-    finding = findings(tmp_path, drafter_config(**{IDS: [1, 3, 4]}), trained_on=(2, 4, 5))["CaptureIndexMismatch"]
+    finding = findings(tmp_path, drafter_config(**{IDS: [1, 3, 4]}), trained_on=(2, 4, 5))["TDM-CAPTURE-INDEX-MISMATCH"]
     assert finding.severity is Severity.ERROR
     assert finding.message == (
         "The builtin engine will capture [1, 3, 4]; this drafter was trained on [2, 4, 5]: "
@@ -221,9 +221,9 @@ def test_defaults_that_engines_fill_in_differently_are_noted(tmp_path: Path) -> 
     drafter = drafter_files()
     del drafter.config["norm_before_residual"], drafter.config[IDS]
     notes = {finding.code: finding.message for finding in run_checks(described(tmp_path, target_files(), drafter))}
-    assert "[2, 4, 5]" in notes["LayerIdsDefault"]
-    assert "takes false" in notes["NormBeforeResidualDefault"]
-    assert "EmbeddingShared" in notes
+    assert "[2, 4, 5]" in notes["TDM-LAYER-IDS-DEFAULT"]
+    assert "takes false" in notes["TDM-NORM-BEFORE-RESIDUAL-DEFAULT"]
+    assert "TDM-EMBEDDING-SHARED" in notes
 
 
 # --- resolution ------------------------------------------------------------------------------------------------------
@@ -333,4 +333,4 @@ def test_a_pair_of_real_size_is_judged_by_its_headers(tmp_path: Path) -> None:
     assert pair.resolution.fc_input_width == 12288
     assert pair.drafter.capture_indexes == (2, 16, 29)
     errors = {finding.code for finding in run_checks(pair) if finding.severity is Severity.ERROR}
-    assert errors == {"WeightsAllZero", "T2dCount", "D2tAgainstT2d"}  # the files are sparse, and nothing else is wrong
+    assert errors == {"TDM-WEIGHTS-ALL-ZERO", "TDM-T2D-COUNT", "TDM-D2T-AGAINST-T2D"}  # the files are sparse, and nothing else is wrong

@@ -10,7 +10,7 @@ from unit.world import DEAD, FILES, HEALTHY, WEAK, Life, World, spec
 
 
 def refuse(summary: str) -> ValidationReport:
-    finding = Finding(code="CaptureIndexMismatch", severity=Severity.ERROR, message=summary)
+    finding = Finding(code="TDM-CAPTURE-INDEX-MISMATCH", severity=Severity.ERROR, message=summary)
     return ValidationReport(verdict=Verdict.DOES_NOT_FIT, mode="Static", summary=summary, findings=(finding,))
 
 
@@ -50,6 +50,18 @@ def test_a_pair_that_does_not_fit_gets_no_worker_and_what_serves_goes_on() -> No
     )
     assert world.condition("Ready")[0] == "True"
     assert any(event.startswith("ValidatedDoesNotFit") for event in world.events)
+
+
+def test_a_pair_that_fits_with_warnings_is_rolled_out_and_the_warning_is_kept() -> None:
+    warned = Finding(code="TDM-ROPE-THETA-DIFFERS", severity=Severity.WARNING, message="theta differs")
+    report = ValidationReport(
+        verdict=Verdict.FITS_WITH_WARNINGS, mode="Static", summary="fits", findings=(warned,), fingerprints=FILES
+    )
+    world = World(spec(), validate=lambda _: report).run(6)
+    assert world.serving() == {"a": 1}
+    assert world.condition("Validated")[:2] == ("True", "FitsWithWarnings")
+    assert world.status.validation is not None
+    assert [finding.code for finding in world.status.validation.findings] == ["TDM-ROPE-THETA-DIFFERS"]
 
 
 def test_with_enforcement_warn_a_pair_that_does_not_fit_is_rolled_out_and_said_so() -> None:

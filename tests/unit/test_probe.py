@@ -62,7 +62,7 @@ def test_a_foreign_drafter_fits_on_paper_and_predicts_nothing() -> None:
     assert report.verdict is Verdict.DOES_NOT_FIT
     assert result(report).accept_length < 1.1
     assert "probably trained for another target" in result(report).diagnosis
-    assert finding(report, "AcceptLengthBelowThreshold").expected == "at least 1.30"
+    assert finding(report, "TDM-ACCEPT-LENGTH-BELOW-THRESHOLD").expected == "at least 1.30"
 
 
 def test_layer_ids_of_another_convention_are_diagnosed_with_figures(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_wrong_wiring_above_the_threshold_is_a_warning(tmp_path: Path) -> None
     drafter = copy_of("drafter", tmp_path, eagle_config=None, **{IDS: [1, 3, 4]})
     report = probed(drafter, min_accept_length=1.0)
     assert report.verdict is Verdict.FITS
-    assert "answers to [2, 4, 5]" in finding(report, "OtherWiringBetter").message
+    assert "answers to [2, 4, 5]" in finding(report, "TDM-OTHER-WIRING-BETTER").message
 
 
 def test_a_known_training_run_is_tried_first_and_gives_its_figures(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_the_weights_that_are_not_a_number_are_named(tmp_path: Path) -> None:
     overwrite(drafter, "midlayer.mlp.up_proj.weight", b"\xc0\x7f", start=96 * 2 * 101)  # in a row that is not sampled
     report = probed(drafter)
     assert report.verdict is Verdict.DOES_NOT_FIT
-    assert finding(report, "NaNLogits").where == "midlayer.mlp.up_proj.weight"
+    assert finding(report, "TDM-NAN-LOGITS").where == "midlayer.mlp.up_proj.weight"
     overwrite(target, "model.layers.3.mlp.down_proj.weight", b"\xc0\x7f")
-    named = finding(probed(TINY_PAIR / "drafter", target), "NaNLogits")
+    named = finding(probed(TINY_PAIR / "drafter", target), "TDM-NAN-LOGITS")
     assert named.where == "model.layers.3.mlp.down_proj.weight"
     assert "1 values" in named.message
 
@@ -119,10 +119,10 @@ def test_what_keeps_the_probe_from_running_is_named_beside_the_static_result(tmp
     (target / "tokenizer.json").write_text("{}")
     report = probed(TINY_PAIR / "drafter", target)
     assert report.verdict is Verdict.COULD_NOT_CHECK
-    assert finding(report, "TokenizerMalformed").file == str(target / "tokenizer.json")
+    assert finding(report, "TDM-TOKENIZER-MALFORMED").file == str(target / "tokenizer.json")
     assert report.resolution is not None
     (target / "tokenizer.json").unlink()
-    assert finding(probed(TINY_PAIR / "drafter", target), "FileMissing").file.endswith("tokenizer.json")
+    assert finding(probed(TINY_PAIR / "drafter", target), "TDM-FILE-MISSING").file.endswith("tokenizer.json")
 
 
 def test_a_target_with_nothing_to_say_can_not_judge_a_drafter(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_target_with_nothing_to_say_can_not_judge_a_drafter(tmp_path: Path) ->
     prompts.write_text('{"prompt": "Once"}\n')
     report = probed(TINY_PAIR / "drafter", prompts=prompts)
     assert report.verdict is Verdict.COULD_NOT_CHECK
-    assert "are needed to judge" in finding(report, "TooLittleText").message
+    assert "are needed to judge" in finding(report, "TDM-TOO-LITTLE-TEXT").message
 
 
 def test_errors_on_paper_are_not_run(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_prompts_that_can_not_be_used_are_named_by_line(tmp_path: Path, text: st
     file.write_text(text)
     with pytest.raises(CheckpointError) as caught:
         read_prompts(file)
-    assert caught.value.finding.code == "PromptsUnusable"
+    assert caught.value.finding.code == "TDM-PROMPTS-UNUSABLE"
 
 
 def test_prompts_come_from_the_file_that_is_given() -> None:

@@ -50,10 +50,10 @@ def test_layer_ids_of_another_convention_are_refused_with_the_remedy(tmp_path: P
     drafter = copy_of("drafter", tmp_path, eagle_config=None, **{IDS: [1, 3, 4]})
     code, report, shown = run(TINY_PAIR / "target", drafter, "--trained-on", "2,4,5")
     assert (code, report.verdict) == (1, Verdict.DOES_NOT_FIT)
-    assert codes(report) == {"CaptureIndexMismatch"}
+    assert codes(report) == {"TDM-CAPTURE-INDEX-MISMATCH"}
     assert "write [2, 4, 5] at top level, or [1, 3, 4] inside eagle_config" in report.summary
     assert "DOES NOT FIT" in shown
-    assert "CaptureIndexMismatch" in shown
+    assert "TDM-CAPTURE-INDEX-MISMATCH" in shown
 
 
 def test_without_knowledge_of_the_training_run_static_checks_can_not_tell(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_all_damage_of_both_checkpoints_is_told_at_once(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:1000])
     code, report, shown = run(target, tmp_path / "nowhere")
     assert (code, report.verdict) == (2, Verdict.COULD_NOT_CHECK)
-    assert codes(report) == {"ShardTruncated", "FileMissing"}
+    assert codes(report) == {"TDM-SHARD-TRUNCATED", "TDM-FILE-MISSING"}
     assert "COULD NOT CHECK" in shown
     assert "Traceback" not in shown
 
@@ -75,14 +75,14 @@ def test_all_damage_of_both_checkpoints_is_told_at_once(tmp_path: Path) -> None:
 def test_the_target_given_as_drafter() -> None:
     code, report, _ = run(TINY_PAIR / "target", TINY_PAIR / "target")
     assert code == 1
-    assert codes(report) == {"DrafterIsTarget"}
+    assert codes(report) == {"TDM-DRAFTER-IS-TARGET"}
 
 
 def test_a_target_of_an_unknown_architecture_is_not_judged(tmp_path: Path) -> None:
     target = copy_of("target", tmp_path, architectures=["GptOssForCausalLM"])
     code, report, _ = run(target, TINY_PAIR / "drafter")
     assert code == 2
-    assert codes(report) == {"ArchitectureNotSupported"}
+    assert codes(report) == {"TDM-ARCHITECTURE-NOT-SUPPORTED"}
 
 
 def test_a_nan_in_a_norm_is_found_without_running_anything(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_nan_in_a_norm_is_found_without_running_anything(tmp_path: Path) -> No
     overwrite(drafter, "norm.weight", b"\xc0\x7f", start=10)
     code, report, _ = run(TINY_PAIR / "target", drafter)
     assert code == 1
-    (finding,) = (finding for finding in report.findings if finding.code == "WeightsNotFinite")
+    (finding,) = (finding for finding in report.findings if finding.code == "TDM-WEIGHTS-NOT-FINITE")
     assert finding.where == "norm.weight"
 
 
@@ -126,7 +126,7 @@ def test_a_fault_of_the_validator_is_a_finding_and_not_a_traceback(monkeypatch: 
     monkeypatch.setattr(validation, "run_checks", fails)
     code, report, shown = run(TINY_PAIR / "target", TINY_PAIR / "drafter")
     assert (code, report.verdict) == (2, Verdict.COULD_NOT_CHECK)
-    assert codes(report) == {"ValidatorFailed"}
+    assert codes(report) == {"TDM-VALIDATOR-FAILED"}
     assert "ZeroDivisionError: no such luck" in report.summary
     assert "Traceback" not in shown
 

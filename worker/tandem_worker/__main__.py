@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 
 from tandem_worker.contract import ValidationReport
+from tandem_worker.finding import EXIT_CODES
 from tandem_worker.report import print_report
-from tandem_worker.validate import EXIT_CODES, Mode, Request, validate
+from tandem_worker.validate import Mode, Request, validate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 

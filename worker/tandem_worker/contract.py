@@ -6,10 +6,15 @@ and forbids unknown fields: a report that this version does not understand is an
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tandem_worker.finding import ExitCode as ExitCode
+from tandem_worker.finding import Finding as Finding
+from tandem_worker.finding import Severity as Severity
+from tandem_worker.finding import Verdict as Verdict
 
 TERMINATION_MESSAGE_LIMIT_BYTES = 4096
 """Kubernetes cuts a termination message off at 4 KiB; a cut JSON document would be lost whole."""
@@ -22,42 +27,6 @@ class Frozen(BaseModel):
 
 
 # --- validation ------------------------------------------------------------------------------------------------------
-
-
-class Verdict(StrEnum):
-    FITS = "Fits"
-    DOES_NOT_FIT = "DoesNotFit"
-    COULD_NOT_CHECK = "CouldNotCheck"
-
-
-class ExitCode(IntEnum):
-    """Of `tandem-worker validate` (0 to 2) and `tandem-worker serve` (3 and up)."""
-
-    FITS = 0
-    DOES_NOT_FIT = 1
-    COULD_NOT_CHECK = 2
-    CHECKPOINT_CHANGED = 3
-    RESOLUTION_DIFFERS = 4
-    CANNOT_LOAD = 5
-
-
-class Severity(StrEnum):
-    ERROR = "Error"
-    WARNING = "Warning"
-    NOTE = "Note"
-
-
-class Finding(Frozen):
-    """One thing seen in a checkpoint. `code` is stable CamelCase; `message` is the sentence a person reads first."""
-
-    code: str
-    severity: Severity
-    message: str
-    file: str = ""
-    where: str = ""  # tensor name or config field
-    found: str = ""
-    expected: str = ""
-    action: str = ""
 
 
 class CaptureIndexes(Frozen):

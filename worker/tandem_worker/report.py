@@ -10,6 +10,7 @@ from tandem_worker.contract import CaptureIndexes, Finding, ProbeResult, Severit
 
 VERDICTS = {
     Verdict.FITS: ("FITS", "bold green"),
+    Verdict.FITS_WITH_WARNINGS: ("FITS, WITH WARNINGS", "bold green"),
     Verdict.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"),
     Verdict.COULD_NOT_CHECK: ("COULD NOT CHECK", "bold yellow"),
 }

@@ -23,21 +23,13 @@ from tandem_worker.checkpoint.errors import error, printable
 from tandem_worker.checks import Pair, run_checks, same_checkpoint
 from tandem_worker.contract import (
     CaptureIndexes,
-    ExitCode,
-    Finding,
     Fingerprints,
     ProbeResult,
-    Severity,
     ValidationReport,
-    Verdict,
 )
+from tandem_worker.finding import Finding, Severity, Verdict
 
-EXIT_CODES = {
-    Verdict.FITS: ExitCode.FITS,
-    Verdict.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
-    Verdict.COULD_NOT_CHECK: ExitCode.COULD_NOT_CHECK,
-}
-PROBE_GOES_ON = frozenset({"CaptureIndexMismatch"})
+PROBE_GOES_ON = frozenset({"TDM-CAPTURE-INDEX-MISMATCH"})
 """Errors that do not keep the pair from running: the probe then adds its own figures to what was said on paper."""
 
 
@@ -163,7 +155,7 @@ def _unexpected(failure: Exception) -> Finding:
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     reason = printable(f"{type(failure).__name__}: {failure}", 200)
     return error(
-        "ValidatorFailed",
+        "TDM-VALIDATOR-FAILED",
         f"The validation itself failed with {reason} at {place}.",
         where=place,
         found=reason,

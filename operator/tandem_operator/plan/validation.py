@@ -8,7 +8,7 @@ files than were validated does not start and says what it found: then the pair i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
@@ -130,7 +130,7 @@ def _pause(validation: Validation, now: datetime, since: datetime) -> float | No
 
 
 def _concluded(enforcement: Enforcement, validation: Validation, wait: float | None) -> Checked:
-    fits = validation.verdict == Verdict.FITS
+    fits = validation.verdict in (Verdict.FITS, Verdict.FITS_WITH_WARNINGS)
     allowed = fits or enforcement == Enforcement.WARN
     message = validation.summary
     if not fits and allowed:
@@ -153,7 +153,7 @@ def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime
         attempt=attempt,
         verdict=report.verdict,
         summary=report.summary,
-        findings=[Finding(**finding.model_dump(mode="json")) for finding in report.findings],
+        findings=[Finding(**asdict(finding)) for finding in report.findings],
         capture_indexes=CaptureIndexes(**indexes.model_dump(mode="json")) if indexes else None,
         probe=_rounded(probe) if probe else None,
         fingerprints=Fingerprints(**prints.model_dump()) if prints else None,

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from tandem_worker.checkpoint import strict_json
 from tandem_worker.checkpoint.errors import CheckpointError, error
 from tandem_worker.checkpoint.files import read_bytes
-from tandem_worker.contract import Verdict
+from tandem_worker.finding import Verdict
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
 LARGEST_INTEGER = 2**53  # every JSON reader agrees on integers up to here
@@ -82,7 +82,7 @@ class Config:
             return None
         ids = [item for item in value if _is_integer(item)] if isinstance(value, list) else None
         if ids is None or ids != value:
-            wrong = self._wrong(name, value, "a list of three integers, such as [2, 4, 5]", code="LayerIdsMalformed")
+            wrong = self._wrong(name, value, "a list of three integers, such as [2, 4, 5]", code="TDM-LAYER-IDS-MALFORMED")
             raise CheckpointError(*wrong.findings, verdict=Verdict.DOES_NOT_FIT)
         return tuple(ids)
 
@@ -106,7 +106,7 @@ class Config:
         if value is None:
             raise CheckpointError(
                 error(
-                    "ConfigFieldMissing",
+                    "TDM-CONFIG-FIELD-MISSING",
                     f"{self.file.name} has no {self.prefix}{name}.",
                     file=self.file,
                     where=self.prefix + name,
@@ -116,7 +116,7 @@ class Config:
             )
         return value
 
-    def _wrong(self, name: str, value: object, expected: str, code: str = "ConfigFieldInvalid") -> CheckpointError:
+    def _wrong(self, name: str, value: object, expected: str, code: str = "TDM-CONFIG-FIELD-INVALID") -> CheckpointError:
         return CheckpointError(
             error(
                 code,
@@ -144,7 +144,7 @@ def read_config(file: Path) -> Config:
 
 def _malformed(file: Path, reason: str) -> CheckpointError:
     finding = error(
-        "ConfigMalformed",
+        "TDM-CONFIG-MALFORMED",
         f"{file.name} is not readable as JSON: {reason}.",
         file=file,
         found=reason,

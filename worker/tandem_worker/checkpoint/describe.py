@@ -10,7 +10,7 @@ from tandem_worker.checkpoint.errors import CheckpointError, error
 from tandem_worker.checkpoint.files import readable
 from tandem_worker.checkpoint.folder import Checkpoint
 from tandem_worker.checkpoint.layer_ids import STATES, read_layer_ids
-from tandem_worker.contract import Verdict
+from tandem_worker.finding import Verdict
 
 TARGET_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 UNSUPPORTED_DRAFTERS = ("Eagle3DeepseekV2ForCausalLM", "PEagleDraftModel")
@@ -65,7 +65,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
     if architecture not in TARGET_ARCHITECTURES:
         supported = ", ".join(TARGET_ARCHITECTURES)
         finding = error(
-            "ArchitectureNotSupported",
+            "TDM-ARCHITECTURE-NOT-SUPPORTED",
             f"The target's architecture {architecture or '(none named)'} is not known to the builtin engine.",
             file=config.file,
             where="architectures",
@@ -93,7 +93,7 @@ def read_drafter(checkpoint: Checkpoint, target: Target) -> Drafter:
     architecture = _architecture(config)
     if architecture in UNSUPPORTED_DRAFTERS:
         finding = error(
-            "DrafterNotSupported",
+            "TDM-DRAFTER-NOT-SUPPORTED",
             f"The drafter's architecture {architecture} is not one that the builtin engine runs.",
             file=config.file,
             where="architectures",
@@ -148,7 +148,7 @@ def _dimensions(config: Config) -> Dimensions:
         found = f"{heads} heads, {kv_heads} key-value heads, head_dim {head_dim}"
         expected = "heads a multiple of key-value heads, head_dim even"
         finding = error(
-            "HeadsImpossible",
+            "TDM-HEADS-IMPOSSIBLE",
             f"{config.file.name} describes attention that can not be: {found}; expected {expected}.",
             file=config.file,
             where="num_attention_heads",
@@ -192,7 +192,7 @@ def _refuse_settings(config: Config, supported: dict[str, object], of: str, verd
     """One finding for each setting that the engine would compute without; a CheckpointError when there is any."""
     findings = [
         error(
-            "SettingNotSupported",
+            "TDM-SETTING-NOT-SUPPORTED",
             f"The {of}'s {config.prefix}{name} is {config.shown(name)}; the builtin engine knows only {value!r}.",
             file=config.file,
             where=config.prefix + name,
@@ -205,7 +205,7 @@ def _refuse_settings(config: Config, supported: dict[str, object], of: str, verd
     ]
     findings += [
         error(
-            "RopeScalingNotSupported",
+            "TDM-ROPE-SCALING-NOT-SUPPORTED",
             f"The {of}'s {config.prefix}{name} asks for rotary scaling, {config.shown(name)}; "
             "the builtin engine rotates without scaling.",
             file=config.file,

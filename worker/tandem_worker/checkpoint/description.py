@@ -1,14 +1,16 @@
-"""What a checkpoint says it is, as plain frozen data. Made by `checkpoint.read`, used by checks, models and engine.
+"""What the builtin engine runs, as plain frozen data: a narrow view, made by `describe`, used by models and engine.
+What any checkpoint of any dialect declares is in `declared`.
 
 H hidden size, V target vocabulary, Vd draft vocabulary, n decoder layers of the target.
 """
 
 from __future__ import annotations
 
-from tandem_worker.contract import Frozen
+from dataclasses import dataclass
 
 
-class Target(Frozen):
+@dataclass(frozen=True)
+class Target:
     """A Llama-style target."""
 
     architecture: str
@@ -28,7 +30,8 @@ class Target(Frozen):
     dtype: str
 
 
-class Drafter(Frozen):
+@dataclass(frozen=True)
+class Drafter:
     """A Llama-style EAGLE-3 head with one decoder layer, as the builtin engine will read it."""
 
     architecture: str

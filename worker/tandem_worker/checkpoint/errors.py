@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict, Unpack
 
-from tandem_worker.contract import Finding, Severity, Verdict
+from tandem_worker.finding import Finding, Severity, Verdict
 
 
 class CheckpointError(Exception):

@@ -17,7 +17,7 @@ def readable(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise CheckpointError(
             error(
-                "FileMissing",
+                "TDM-FILE-MISSING",
                 f"{path} does not exist.",
                 file=path,
                 expected="a file",
@@ -27,7 +27,7 @@ def readable(path: Path) -> Iterator[None]:
     except PermissionError:
         raise CheckpointError(
             error(
-                "PermissionDenied",
+                "TDM-PERMISSION-DENIED",
                 f"{path} may not be read by this process.",
                 file=path,
                 action="Give the pod's user read access (fsGroup, or chmod a+rX on the volume).",
@@ -37,7 +37,7 @@ def readable(path: Path) -> Iterator[None]:
         reason = getattr(failure, "strerror", None) or str(failure)
         raise CheckpointError(
             error(
-                "FileUnreadable",
+                "TDM-FILE-UNREADABLE",
                 f"{path} could not be read: {reason}.",
                 file=path,
                 found=reason,
@@ -52,7 +52,7 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
         data = stream.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         finding = error(
-            "FileTooLarge",
+            "TDM-FILE-TOO-LARGE",
             f"{path.name} is larger than {limit_bytes} bytes, which no such file is.",
             file=path,
             expected=f"at most {limit_bytes} bytes",

@@ -5,7 +5,10 @@ Every shard is looked at before anything is raised, so that the user hears of al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from tandem_worker.checkpoint.config import Config, read_config
 from tandem_worker.checkpoint.errors import CheckpointError, error, listed, note, printable
 from tandem_worker.checkpoint.files import read_bytes, readable
 from tandem_worker.checkpoint.header import Shard, TensorInfo, read_shard
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -43,25 +46,38 @@ def open_checkpoint(path: Path) -> Checkpoint:
     names = _names_in(path)
     config = read_config(_config_file(path, names))
     index_file = path / INDEX if INDEX in names else None
-    index = _read_index(index_file) if index_file else {}
-    files = sorted(set(index.values())) or [name for name in names if name.endswith(".safetensors")]
-    if not files:
-        raise CheckpointError(_no_weights(path, names))
-    shards = _read_shards(path, names, files)
-    tensors = _merge(shards)
-    findings = tuple(_compare(index, tensors, index_file)) if index_file else ()
+    with _collector_at_rest():
+        index = _read_index(index_file) if index_file else {}
+        files = sorted(set(index.values())) or [name for name in names if name.endswith(".safetensors")]
+        if not files:
+            raise CheckpointError(_no_weights(path, names))
+        shards = _read_shards(path, names, files)
+        tensors = _merge(shards)
+        findings = tuple(_compare(index, shards, index_file)) if index_file else ()
     return Checkpoint(path, config, shards, tensors, index_file, findings)
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Headers become hundreds of thousands of small objects and no cycle; the collector would walk them a few times."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def _names_in(path: Path) -> list[str]:
     with readable(path):
         if path.is_file():
-            finding = error("NotAFolder", f"{path} is a file; a checkpoint is a folder.", file=path)
+            finding = error("TDM-NOT-A-FOLDER", f"{path} is a file; a checkpoint is a folder.", file=path)
             raise CheckpointError(finding)
         names = sorted(entry.name for entry in path.iterdir())
     if not names:
         action = "Check that the volume is the right one and that the download has run."
-        raise CheckpointError(error("FolderEmpty", f"{path} is an empty folder.", file=path, action=action))
+        raise CheckpointError(error("TDM-FOLDER-EMPTY", f"{path} is an empty folder.", file=path, action=action))
     return names
 
 
@@ -72,10 +88,10 @@ def _config_file(path: Path, names: list[str]) -> Path:
         below = [name for name in names if (path / name / CONFIG).is_file()]
     if below:
         message = f"{path} has no {CONFIG}; there is one a level down in {listed(below)}."
-        finding = error("ConfigOneLevelDown", message, file=path / CONFIG, action=f"Use {path / below[0]} as the path.")
+        finding = error("TDM-CONFIG-ONE-LEVEL-DOWN", message, file=path / CONFIG, action=f"Use {path / below[0]} as the path.")
     else:
         message = f"{path} has no {CONFIG}; it holds {listed(names)}."
-        finding = error("ConfigMissing", message, file=path / CONFIG, action=REFETCH)
+        finding = error("TDM-CONFIG-MISSING", message, file=path / CONFIG, action=REFETCH)
     raise CheckpointError(finding)
 
 
@@ -84,9 +100,9 @@ def _no_weights(path: Path, names: list[str]) -> Finding:
     if pickles:
         message = f"{path} has its weights only as pickle ({listed(pickles)}); pickles run code and are never opened."
         action = "Publish the checkpoint as safetensors."
-        return error("PickleOnly", message, file=path / pickles[0], expected="*.safetensors", action=action)
+        return error("TDM-PICKLE-ONLY", message, file=path / pickles[0], expected="*.safetensors", action=action)
     message = f"{path} has no *.safetensors file; it holds {listed(names)}."
-    return error("WeightsMissing", message, file=path, expected="*.safetensors", action=REFETCH)
+    return error("TDM-WEIGHTS-MISSING", message, file=path, expected="*.safetensors", action=REFETCH)
 
 
 def _read_index(file: Path) -> dict[str, str]:
@@ -98,7 +114,7 @@ def _read_index(file: Path) -> dict[str, str]:
     entries = value.get("weight_map") if isinstance(value, Mapping) else None
     if not isinstance(entries, Mapping) or not entries:
         raise _index_malformed(file, "it has no weight_map")
-    index = {name: shard for name, shard in entries.items() if isinstance(shard, str)}
+    index = {name: sys.intern(shard) for name, shard in entries.items() if isinstance(shard, str)}
     astray = [shard for shard in set(index.values()) if Path(shard).name != shard or not shard.isprintable()]
     if astray or len(index) < len(entries):
         name = next(name for name in entries if index.get(name) in (None, *astray))
@@ -107,7 +123,7 @@ def _read_index(file: Path) -> dict[str, str]:
 
 
 def _index_malformed(file: Path, reason: str) -> CheckpointError:
-    finding = error("IndexMalformed", f"{file.name} is not usable: {reason}.", file=file, found=reason, action=REFETCH)
+    finding = error("TDM-INDEX-MALFORMED", f"{file.name} is not usable: {reason}.", file=file, found=reason, action=REFETCH)
     return CheckpointError(finding)
 
 
@@ -117,7 +133,7 @@ def _read_shards(path: Path, names: list[str], files: Iterable[str]) -> tuple[Sh
     for name in files:
         if name not in names:
             message = f"{path} lacks {name}, which {INDEX} names."
-            damage.append(error("ShardMissing", message, file=path / name, expected="the file", action=REFETCH))
+            damage.append(error("TDM-SHARD-MISSING", message, file=path / name, expected="the file", action=REFETCH))
             continue
         try:
             shards.append(read_shard(path / name))
@@ -128,30 +144,38 @@ def _read_shards(path: Path, names: list[str], files: Iterable[str]) -> tuple[Sh
     return tuple(shards)
 
 
-def _merge(shards: Iterable[Shard]) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
-    for shard in shards:
-        for tensor in shard.tensors:
-            other = tensors.setdefault(tensor.name, tensor)
-            if other is not tensor:
-                message = (
-                    f"{tensor.name} is in {other.file.name} and in {shard.file.name}; which one counts is unclear."
-                )
-                action = "Remove the file that does not belong to the checkpoint."
-                raise CheckpointError(
-                    error("TensorTwice", message, file=shard.file, where=tensor.name, action=action),
-                )
+def _merge(shards: Sequence[Shard]) -> dict[str, TensorInfo]:
+    tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
+    if len(tensors) < sum(len(shard.tensors) for shard in shards):
+        raise CheckpointError(_twice(shards))
     return tensors
 
 
-def _compare(index: Mapping[str, str], tensors: Mapping[str, TensorInfo], file: Path) -> Iterable[Finding]:
+def _twice(shards: Iterable[Shard]) -> Finding:
+    seen: dict[str, TensorInfo] = {}
+    name, first, second = next(
+        (tensor.name, seen[tensor.name].file, tensor.file)
+        for shard in shards
+        for tensor in shard.tensors
+        if seen.setdefault(tensor.name, tensor) is not tensor
+    )
+    message = f"{name} is in {first.name} and in {second.name}; which one counts is unclear."
+    action = "Remove the file that does not belong to the checkpoint."
+    return error("TDM-TENSOR-TWICE", message, file=second, where=name, action=action)
+
+
+def _compare(index: Mapping[str, str], shards: Iterable[Shard], file: Path) -> Iterable[Finding]:
     """Index against headers. Raises CheckpointError where a loader that trusts the index would fail."""
-    astray = [name for name, shard in index.items() if name not in tensors or tensors[name].file.name != shard]
+    named = [(shard.file.name, shard.tensors) for shard in shards]
+    holds = {tensor.name: name for name, tensors in named for tensor in tensors}
+    if holds == index:
+        return
+    astray = [name for name, shard in index.items() if holds.get(name) != shard]
     if astray:
         message = f"{file.name} names tensors that are not in the files it says: {listed(astray)}."
         raise CheckpointError(
-            error("IndexDisagrees", message, file=file, where=astray[0], found=f"{len(astray)} astray", action=REFETCH)
+            error("TDM-INDEX-DISAGREES", message, file=file, where=astray[0], found=f"{len(astray)} astray", action=REFETCH)
         )
-    unlisted = sorted(tensors.keys() - index.keys())
+    unlisted = sorted(holds.keys() - index.keys())
     if unlisted:
-        yield note("IndexIncomplete", f"{file.name} does not list {listed(unlisted)}.", file=file, where=unlisted[0])
+        yield note("TDM-INDEX-INCOMPLETE", f"{file.name} does not list {listed(unlisted)}.", file=file, where=unlisted[0])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tandem_worker.checkpoint.config import Config
 from tandem_worker.checkpoint.errors import CheckpointError, error
-from tandem_worker.contract import Finding, Verdict
+from tandem_worker.finding import Finding, Verdict
 
 FIELD = "eagle_aux_hidden_state_layer_ids"
 NESTED = "eagle_config"
@@ -68,7 +68,7 @@ def _check(ids: LayerIds, config: Config, layers: int) -> None:
         return
     action = f"Write the three capture indexes of the training run as {FIELD} at top level of config.json."
     finding = error(
-        "LayerIdsOutOfRange" if len(shown) == STATES else "LayerIdsCount",
+        "TDM-LAYER-IDS-OUT-OF-RANGE" if len(shown) == STATES else "TDM-LAYER-IDS-COUNT",
         f"{ids.declared_at} {problem}.",
         file=config.file,
         where=ids.declared_at,
@@ -81,7 +81,7 @@ def _check(ids: LayerIds, config: Config, layers: int) -> None:
 
 def _disagree(config: Config, top: LayerIds, nested: LayerIds) -> Finding:
     return error(
-        "LayerIdsDisagree",
+        "TDM-LAYER-IDS-DISAGREE",
         f"The two lists of layer ids name different streams: {list(top.capture_indexes)} at top level, "
         f"{list(nested.capture_indexes)} inside {NESTED} (written {list(nested.declared or ())}, layer outputs).",
         file=config.file,

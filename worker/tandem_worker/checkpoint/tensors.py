@@ -41,7 +41,7 @@ def _read(tensor: TensorInfo, spans: list[tuple[int, int]]) -> bytes:
             part = stream.read(end - start)
             if len(part) < end - start:
                 message = f"{tensor.file.name} became shorter while it was read; {tensor.name} is cut off."
-                raise CheckpointError(error("FileChanged", message, file=tensor.file, where=tensor.name))
+                raise CheckpointError(error("TDM-FILE-CHANGED", message, file=tensor.file, where=tensor.name))
             parts.append(part)
     return b"".join(parts)
 
@@ -49,7 +49,7 @@ def _read(tensor: TensorInfo, spans: list[tuple[int, int]]) -> bytes:
 def _decode(tensor: TensorInfo, data: bytes) -> Array:
     if tensor.dtype not in NUMPY_DTYPES:
         message = f"{tensor.name} is stored as {tensor.dtype}, which is not read here."
-        raise CheckpointError(error("DtypeNotReadable", message, file=tensor.file, where=tensor.name))
+        raise CheckpointError(error("TDM-DTYPE-NOT-READABLE", message, file=tensor.file, where=tensor.name))
     values: Array = np.frombuffer(data, NUMPY_DTYPES[tensor.dtype])
     if tensor.dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tandem_worker.checkpoint.errors import Details, error, note, warning
 from tandem_worker.checkpoint.layer_ids import FIELD, NESTED, as_outputs
 from tandem_worker.checks.pair import Pair
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 
 def trained_on(pair: Pair) -> Iterable[Finding]:
@@ -15,7 +15,7 @@ def trained_on(pair: Pair) -> Iterable[Finding]:
     if trained is None or list(trained) == engine:
         return
     yield error(
-        "CaptureIndexMismatch",
+        "TDM-CAPTURE-INDEX-MISMATCH",
         f"The builtin engine will capture {engine}; this drafter was trained on {list(trained)}: {remedy(trained)}.",
         file=pair.drafter_checkpoint.config.file,
         where=FIELD if pair.drafter.declared_layer_ids is None else pair.drafter.declared_at,
@@ -35,12 +35,12 @@ def capture_order(pair: Pair) -> Iterable[Finding]:
     }
     if len(set(indexes)) < len(indexes):
         message = f"The same state is captured more than once: {list(indexes)}."
-        yield warning("CaptureIndexesRepeated", message, **details)
+        yield warning("TDM-CAPTURE-INDEXES-REPEATED", message, **details)
     elif list(indexes) != sorted(indexes):
         message = (
             f"The capture indexes do not rise, {list(indexes)}; they are kept in this order, the order of fc's slots."
         )
-        yield warning("CaptureIndexesUnsorted", message, **details)
+        yield warning("TDM-CAPTURE-INDEXES-UNSORTED", message, **details)
 
 
 def defaults_told(pair: Pair) -> Iterable[Finding]:
@@ -48,12 +48,12 @@ def defaults_told(pair: Pair) -> Iterable[Finding]:
     drafter, config = pair.drafter, pair.drafter_checkpoint.config
     if drafter.declared_layer_ids is None:
         message = f"The config names no layer ids; the builtin engine captures {list(drafter.capture_indexes)}."
-        yield note("LayerIdsDefault", message, file=config.file, where=FIELD, expected="[2, n // 2, n - 3]")
+        yield note("TDM-LAYER-IDS-DEFAULT", message, file=config.file, where=FIELD, expected="[2, n // 2, n - 3]")
     if not config.has("norm_before_residual"):
         message = (
             "The config does not state norm_before_residual; the builtin engine takes false, some engines take true."
         )
-        yield note("NormBeforeResidualDefault", message, file=config.file, where="norm_before_residual")
+        yield note("TDM-NORM-BEFORE-RESIDUAL-DEFAULT", message, file=config.file, where="norm_before_residual")
 
 
 def remedy(trained: tuple[int, ...]) -> str:

@@ -6,7 +6,7 @@ from tandem_worker.checkpoint import Checkpoint, fingerprint
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.checks import capture, parameters, settings, shapes, vocabulary, weights
 from tandem_worker.checks.pair import Check, Pair
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 CHECKS: tuple[Check, ...] = (
     capture.trained_on,
@@ -47,7 +47,7 @@ def same_checkpoint(target: Checkpoint, drafter: Checkpoint) -> Finding | None:
     if target.path.resolve() != drafter.path.resolve() and fingerprint(target) != fingerprint(drafter):
         return None
     return error(
-        "DrafterIsTarget",
+        "TDM-DRAFTER-IS-TARGET",
         f"The drafter ({drafter.path}) is the same checkpoint as the target ({target.path}).",
         file=drafter.path,
         where="drafter",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tandem_worker.checkpoint.errors import error, listed, note, warning
 from tandem_worker.checks.pair import Pair
 from tandem_worker.checks.resolution import VOCABULARY, parameter_name
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 # Tensors that may be dropped without changing a draft: tables that can be computed, copies of the target's weights.
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_lm_head\.weight|verifier_norm\.weight)$")
@@ -25,7 +25,7 @@ def dropped_tensors(pair: Pair) -> Iterable[Finding]:
     path = pair.drafter_checkpoint.path
     if lost:
         yield error(
-            "TensorsDropped",
+            "TDM-TENSORS-DROPPED",
             f"The builtin engine has no parameter for {len(lost)} tensors of the drafter and would drop them: "
             f"{listed(lost)}.",
             file=pair.drafter_checkpoint.tensors[lost[0]].file,
@@ -36,10 +36,10 @@ def dropped_tensors(pair: Pair) -> Iterable[Finding]:
         )
     if unused:
         yield warning(
-            "TensorsUnused", f"The builtin engine drafts in a chain and does not use {listed(unused)}.", file=path
+            "TDM-TENSORS-UNUSED", f"The builtin engine drafts in a chain and does not use {listed(unused)}.", file=path
         )
     if harmless:
-        yield note("TensorsNotNeeded", f"The builtin engine does not need {listed(harmless)}.", file=path)
+        yield note("TDM-TENSORS-NOT-NEEDED", f"The builtin engine does not need {listed(harmless)}.", file=path)
 
 
 def missing_parameters(pair: Pair) -> Iterable[Finding]:
@@ -49,7 +49,7 @@ def missing_parameters(pair: Pair) -> Iterable[Finding]:
     path = pair.drafter_checkpoint.path
     if weights:
         yield error(
-            "ParametersMissing",
+            "TDM-PARAMETERS-MISSING",
             f"Nothing provides {len(weights)} parameters of the drafter; they would stay random: {listed(weights)}."
             + _why_not_shared(pair, weights),
             file=path,
@@ -60,7 +60,7 @@ def missing_parameters(pair: Pair) -> Iterable[Finding]:
         )
     if maps:
         yield error(
-            "DraftVocabularyMapMissing",
+            "TDM-DRAFT-VOCABULARY-MAP-MISSING",
             f"The draft vocabulary has {pair.drafter.draft_vocab_size} ids of {pair.drafter.vocab_size}; "
             f"without {listed(maps)} a draft id has no meaning.",
             file=path,
@@ -79,7 +79,7 @@ def colliding_tensors(pair: Pair) -> Iterable[Finding]:
     for name, several in keys.items():
         if len(several) > 1:
             yield error(
-                "TensorsCollide",
+                "TDM-TENSORS-COLLIDE",
                 f"{listed(several)} all mean the drafter's {name}; which one counts is unclear.",
                 file=pair.drafter_checkpoint.path,
                 where=several[0],
@@ -92,10 +92,10 @@ def colliding_tensors(pair: Pair) -> Iterable[Finding]:
 def shared_parameters_told(pair: Pair) -> Iterable[Finding]:
     if "embed_tokens.weight" in pair.resolution.shared:
         message = "The drafter has no embedding of its own; it shares the target's."
-        yield note("EmbeddingShared", message, file=pair.drafter_checkpoint.path, where="embed_tokens.weight")
+        yield note("TDM-EMBEDDING-SHARED", message, file=pair.drafter_checkpoint.path, where="embed_tokens.weight")
     if "lm_head.weight" in pair.resolution.shared:
         message = "The drafter has no head of its own; it borrows the target's. Other engines may leave it random."
-        yield warning("HeadBorrowed", message, file=pair.drafter_checkpoint.path, where="lm_head.weight")
+        yield warning("TDM-HEAD-BORROWED", message, file=pair.drafter_checkpoint.path, where="lm_head.weight")
 
 
 def _why_not_shared(pair: Pair, missing: list[str]) -> str:

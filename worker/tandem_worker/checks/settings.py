@@ -10,7 +10,7 @@ from tandem_worker.checkpoint.errors import Details, error, listed, note, warnin
 from tandem_worker.checkpoint.tensors import FLOATS
 from tandem_worker.checks.pair import Pair
 from tandem_worker.checks.resolution import VOCABULARY
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 
 def tied_reduced_vocabulary(pair: Pair) -> Iterable[Finding]:
@@ -18,7 +18,7 @@ def tied_reduced_vocabulary(pair: Pair) -> Iterable[Finding]:
     config = pair.drafter_checkpoint.config
     if config.boolean("tie_word_embeddings", default=False) and pair.reduced_vocabulary:
         yield error(
-            "TiedReducedVocabulary",
+            "TDM-TIED-REDUCED-VOCABULARY",
             f"The drafter's config ties head and embedding, but the head has {pair.drafter.draft_vocab_size} rows and "
             f"the embedding {pair.target.vocab_size}.",
             file=config.file,
@@ -36,7 +36,7 @@ def architecture_name(pair: Pair) -> Iterable[Finding]:
             f"The drafter's architecture is named {name or '(nothing)'}; the builtin engine reads it as EAGLE-3 by its "
             "tensors, other engines go by the name."
         )
-        yield note("ArchitectureName", message, file=file, where="architectures", expected="LlamaForCausalLMEagle3")
+        yield note("TDM-ARCHITECTURE-NAME", message, file=file, where="architectures", expected="LlamaForCausalLMEagle3")
 
 
 def weight_dtypes(pair: Pair) -> Iterable[Finding]:
@@ -57,23 +57,23 @@ def rope_theta(pair: Pair) -> Iterable[Finding]:
             message = (
                 f"rope_theta is {thetas[0]:g} at top level and {thetas[1]:g} in rope_parameters; the first is used."
             )
-            yield warning("RopeThetaTwice", message, file=checkpoint.config.file, where="rope_theta", found=thetas)
+            yield warning("TDM-ROPE-THETA-TWICE", message, file=checkpoint.config.file, where="rope_theta", found=thetas)
     if not rope_thetas(config):
         message = (
             f"The drafter's config has no rope_theta; the builtin engine takes {ours:g}, the target has {theirs:g}."
         )
-        yield note("RopeThetaDefault", message, file=config.file, where="rope_theta", found=f"{ours:g}")
+        yield note("TDM-ROPE-THETA-DEFAULT", message, file=config.file, where="rope_theta", found=f"{ours:g}")
     elif ours != theirs:
         message = f"The drafter's rope_theta is {ours:g}, the target's {theirs:g}; right if it was trained so."
         found, expected = f"{ours:g}", f"{theirs:g}"
-        yield warning("RopeThetaDiffers", message, file=config.file, where="rope_theta", found=found, expected=expected)
+        yield warning("TDM-ROPE-THETA-DIFFERS", message, file=config.file, where="rope_theta", found=found, expected=expected)
 
 
 def max_positions(pair: Pair) -> Iterable[Finding]:
     ours, theirs = pair.drafter.max_position_embeddings, pair.target.max_position_embeddings
     if ours < theirs:
         yield warning(
-            "MaxPositionShorter",
+            "TDM-MAX-POSITION-SHORTER",
             f"The drafter was trained for {ours} positions, the target for {theirs}: longer texts are drafted poorly.",
             file=pair.drafter_checkpoint.config.file,
             where="max_position_embeddings",
@@ -88,7 +88,7 @@ def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[F
     if odd:
         kinds = listed(sorted({tensor.dtype for tensor in odd}))
         yield error(
-            "DtypeNotSupported",
+            "TDM-DTYPE-NOT-SUPPORTED",
             f"{len(odd)} weights of the {of} are stored as {kinds}, as in {odd[0].name}; the builtin engine reads "
             "floats.",
             file=odd[0].file,
@@ -102,7 +102,7 @@ def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[F
     if declared and declared not in known:
         message = f"The {of}'s config declares the dtype {declared}, which is none of {listed(known)}."
         yield error(
-            "DtypeUnknown",
+            "TDM-DTYPE-UNKNOWN",
             message,
             file=checkpoint.config.file,
             where="torch_dtype",
@@ -120,4 +120,4 @@ def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[F
             "found": listed(stored),
             "expected": declared,
         }
-        yield warning("DtypeDiffers", message, **details)
+        yield warning("TDM-DTYPE-DIFFERS", message, **details)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from tandem_worker.checkpoint import Drafter, Target, TensorInfo
 from tandem_worker.checkpoint.errors import Details, error, listed
 from tandem_worker.checks.pair import Pair
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 Shape = tuple[int, ...]
 
@@ -26,21 +26,21 @@ def fc_width(pair: Pair) -> Iterable[Finding]:
             f"fc.weight is {list(fc.shape)}: inputs of 2 x hidden are the EAGLE-1 layout (embedding and one state); "
             f"EAGLE-3 has {states} states of {target_hidden}."
         )
-        yield error("Eagle1Layout", message, **details)
+        yield error("TDM-EAGLE1-LAYOUT", message, **details)
         return
     width = f"{fc.shape[1]} inputs = {fc.shape[1] / target_hidden:g} states" if len(fc.shape) == 2 else "not a matrix"
     message = (
         f"fc.weight is {list(fc.shape)} ({width} of the target's {target_hidden}); the builtin engine gives it "
         f"{states} states of {target_hidden} and takes {expected[0]} outputs."
     )
-    yield error("FcWidth", message, **details)
+    yield error("TDM-FC-WIDTH", message, **details)
 
 
 def target_hidden_size(pair: Pair) -> Iterable[Finding]:
     stated, actual = pair.drafter.target_hidden_size, pair.target.hidden_size
     if stated != actual:
         yield error(
-            "TargetHiddenSize",
+            "TDM-TARGET-HIDDEN-SIZE",
             f"The drafter was made for a target {stated} wide; this target is {actual} wide.",
             file=pair.drafter_checkpoint.config.file,
             where="target_hidden_size",
@@ -62,7 +62,7 @@ def head_dim_guess(pair: Pair) -> Iterable[Finding]:
         return
     stored = f"{q.shape[0] / heads:g}"
     yield error(
-        "HeadDimGuessed",
+        "TDM-HEAD-DIM-GUESSED",
         f"The config has no head_dim; hidden / heads gives {pair.drafter.head_dim}, the tensors say {stored}.",
         file=config.file,
         where="head_dim",
@@ -79,7 +79,7 @@ def target_shapes(pair: Pair) -> Iterable[Finding]:
     missing = [name for name in expected if name not in tensors]
     if missing:
         yield error(
-            "TargetTensorsMissing",
+            "TDM-TARGET-TENSORS-MISSING",
             f"The target lacks {len(missing)} tensors that its config implies: {listed(missing)}.",
             file=pair.target_checkpoint.path,
             where=missing[0],
@@ -159,7 +159,7 @@ def _compare(
         more = f" (and {len(names) - 1} like it)" if len(names) > 1 else ""
         hint = hints.get(names[0], "")
         yield error(
-            f"{of}Shape",
+            f"TDM-{of.upper()}-SHAPE",
             f"{tensor.name}{more} is {list(tensor.shape)}; the config implies {list(shape)}"
             + (f": {hint}." if hint else "."),
             file=tensor.file,

@@ -13,7 +13,7 @@ from tandem_worker.checkpoint.errors import Details, error, listed, note, warnin
 from tandem_worker.checkpoint.header import TensorInfo
 from tandem_worker.checkpoint.tensors import INTEGERS, Array
 from tandem_worker.checks.pair import T2D_DTYPES, Pair
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 LARGEST_PADDING = 1024  # rows that a target's vocabulary is commonly padded by, with room to spare
 REWRITE_MAP = "Write d2t and t2d again from the draft vocabulary of the training run."
@@ -27,17 +27,17 @@ def vocabulary_sizes(pair: Pair) -> Iterable[Finding]:
     if ours != theirs and (own_embedding or not 0 < theirs - ours <= LARGEST_PADDING):
         message = f"The drafter was made for a vocabulary of {ours}; the target has {theirs}."
         figures["action"] = "Use a drafter that was trained for a target with this vocabulary."
-        yield error("VocabularySize", message, **figures)
+        yield error("TDM-VOCABULARY-SIZE", message, **figures)
     elif ours != theirs:
         message = (
             f"The drafter knows {ours} of the target's {theirs} ids; the rest, probably padding, is never drafted."
         )
-        yield warning("VocabularyPadded", message, **figures)
+        yield warning("TDM-VOCABULARY-PADDED", message, **figures)
     draft = pair.drafter.draft_vocab_size
     if draft > theirs:
         message = f"The draft vocabulary of {draft} is larger than the target's of {theirs}."
         yield error(
-            "DraftVocabularyTooLarge",
+            "TDM-DRAFT-VOCABULARY-TOO-LARGE",
             message,
             file=file,
             where="draft_vocab_size",
@@ -71,13 +71,13 @@ def d2t_values(pair: Pair) -> Iterable[Finding]:
         witness = "does not lead out of the vocabulary" if marked is None else "equals the ids that t2d marks"
         message = f"d2t holds target ids, not offsets: read as ids, {wide[0]} to {wide[-1]}, it {witness}."
         action = "Subtract the draft id from each entry: d2t[i] = target id - i."
-        yield error("D2tHoldsIds", message, file=tensor.file, where=tensor.name, expected="offsets", action=action)
+        yield error("TDM-D2T-HOLDS-IDS", message, file=tensor.file, where=tensor.name, expected="offsets", action=action)
         return
     outside = np.flatnonzero((ids < 0) | (ids >= pair.target.vocab_size))
     if len(outside):
         i = int(outside[0])
         yield error(
-            "D2tOutOfRange",
+            "TDM-D2T-OUT-OF-RANGE",
             f"d2t leads {len(outside)} of {len(ids)} draft ids out of the target's vocabulary: "
             f"draft id {i} + {wide[i]} = {ids[i]}, the vocabulary has {pair.target.vocab_size}.",
             file=tensor.file,
@@ -91,7 +91,7 @@ def d2t_values(pair: Pair) -> Iterable[Finding]:
     if len(values) < len(ids):
         twice = values[counts > 1]
         yield error(
-            "D2tDuplicates",
+            "TDM-D2T-DUPLICATES",
             f"d2t leads several draft ids to one target id: {listed(twice)} ({len(values)} distinct of {len(ids)}).",
             file=tensor.file,
             where=tensor.name,
@@ -103,7 +103,7 @@ def d2t_values(pair: Pair) -> Iterable[Finding]:
         yield _against_t2d(pair, ids, marked)
     elif not np.all(np.diff(ids) > 0):
         message = "d2t leads to target ids that do not rise with the draft id; most training code writes them in order."
-        yield warning("D2tNotRising", message, file=tensor.file, where=tensor.name)
+        yield warning("TDM-D2T-NOT-RISING", message, file=tensor.file, where=tensor.name)
 
 
 def t2d_count(pair: Pair) -> Iterable[Finding]:
@@ -114,7 +114,7 @@ def t2d_count(pair: Pair) -> Iterable[Finding]:
     if count != expected:
         message = f"t2d marks {count} target ids; the draft vocabulary has {expected}."
         yield error(
-            "T2dCount",
+            "TDM-T2D-COUNT",
             message,
             file=tensor.file,
             where=tensor.name,
@@ -127,7 +127,7 @@ def t2d_count(pair: Pair) -> Iterable[Finding]:
 def full_vocabulary(pair: Pair) -> Iterable[Finding]:
     if not pair.reduced_vocabulary and "d2t" not in pair.parameters:
         message = "The draft vocabulary is the whole vocabulary and there is no d2t: draft ids are target ids."
-        yield note("FullDraftVocabulary", message, file=pair.drafter_checkpoint.path)
+        yield note("TDM-FULL-DRAFT-VOCABULARY", message, file=pair.drafter_checkpoint.path)
 
 
 def _vector_form(
@@ -135,20 +135,20 @@ def _vector_form(
 ) -> Iterable[Finding]:
     if tensor is None:
         return
-    title, usual = name.capitalize(), "BOOL" if name == "t2d" else "I64"
+    title, usual = f"TDM-{name.upper()}", "BOOL" if name == "t2d" else "I64"
     details: Details = {"file": tensor.file, "where": tensor.name, "expected": f"{usual} [{length}]"}
     details["found"] = f"{tensor.dtype} {list(tensor.shape)}"
     if tensor.dtype in dtypes and tensor.dtype != usual:
         message = f"{name} is stored as {tensor.dtype}, not {usual}; its values are read all the same."
-        yield warning(f"{title}Dtype", message, **details)
+        yield warning(f"{title}-DTYPE", message, **details)
     details["action"] = REWRITE_MAP
     if tensor.dtype not in dtypes:
-        yield error(f"{title}Dtype", f"{name} is stored as {tensor.dtype}, not {usual}.", **details)
+        yield error(f"{title}-DTYPE", f"{name} is stored as {tensor.dtype}, not {usual}.", **details)
     if len(tensor.shape) != 1:
         message = f"{name} has {len(tensor.shape)} dimensions, {list(tensor.shape)}; it is a list."
-        yield error(f"{title}Rank", message, **details)
+        yield error(f"{title}-RANK", message, **details)
     elif tensor.shape[0] != length:
-        yield error(f"{title}Length", f"{name} has {tensor.shape[0]} entries; {source} is {length}.", **details)
+        yield error(f"{title}-LENGTH", f"{name} has {tensor.shape[0]} entries; {source} is {length}.", **details)
 
 
 def _are_ids(values: Array, vocabulary: int, marked: Array | None) -> bool:
@@ -169,7 +169,7 @@ def _against_t2d(pair: Pair, ids: Array, marked: Array) -> Finding:
     unreached = np.setdiff1d(marked, ids)
     example = f"; id {astray[0]} is drafted but not marked" if len(astray) else f"; id {unreached[0]} is marked only"
     return error(
-        "D2tAgainstT2d",
+        "TDM-D2T-AGAINST-T2D",
         f"d2t and t2d disagree: {len(astray)} drafted ids are not marked in t2d, {len(unreached)} marked ids are never "
         f"drafted{example}.",
         file=tensor.file,

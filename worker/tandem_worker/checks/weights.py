@@ -14,7 +14,7 @@ from tandem_worker.checkpoint.errors import error
 from tandem_worker.checkpoint.tensors import FLOATS, read_rows, read_tensor
 from tandem_worker.checks.pair import Pair
 from tandem_worker.checks.resolution import TARGET_EMBEDDING, TARGET_HEAD
-from tandem_worker.contract import Finding
+from tandem_worker.finding import Finding
 
 SAMPLED_ROWS = 16
 
@@ -37,10 +37,10 @@ def _values(tensor: TensorInfo) -> Iterable[Finding]:
     details = {"file": tensor.file, "where": tensor.name}
     if broken:
         message = f"{tensor.name} holds {broken} values that are NaN or infinite ({looked_at})."
-        yield error("WeightsNotFinite", message, action="Restore the file, or use an earlier checkpoint.", **details)
+        yield error("TDM-WEIGHTS-NOT-FINITE", message, action="Restore the file, or use an earlier checkpoint.", **details)
     elif not values.any():
         message = f"{tensor.name} is all zeros ({looked_at})."
-        yield error("WeightsAllZero", message, action="Restore the file: it was reserved or saved empty.", **details)
+        yield error("TDM-WEIGHTS-ALL-ZERO", message, action="Restore the file: it was reserved or saved empty.", **details)
 
 
 def sampled_rows(rows: int) -> list[int]:

@@ -40,7 +40,7 @@ def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, devi
     if missing:
         message = f"The target {checkpoint.path} lacks {listed(missing)}."
         action = "Restore the checkpoint, or correct num_hidden_layers or tie_word_embeddings in its config."
-        raise CheckpointError(error("ParameterMissing", message, file=checkpoint.path, where=missing[0], action=action))
+        raise CheckpointError(error("TDM-PARAMETER-MISSING", message, file=checkpoint.path, where=missing[0], action=action))
     tensors = _read({name: checkpoint.tensors[name] for name in wanted}, wanted, dtype, device)
     llama.load_state_dict(tensors, strict=False, assign=True)
     if target.tie_word_embeddings:
@@ -104,7 +104,7 @@ def _read(
 def _shape_differs(name: str, info: TensorInfo, expected: tuple[int, ...]) -> CheckpointError:
     message = f"{info.name} in {info.file.name} is {list(info.shape)}; {name} must be {list(expected)} by the config."
     finding = error(
-        "ShapeDiffers",
+        "TDM-SHAPE-DIFFERS",
         message,
         file=info.file,
         where=info.name,

@@ -66,18 +66,18 @@ def tokenize(prompts: tuple[str, ...], target: Checkpoint, vocab_size: int, long
     except Exception as failure:  # the library raises plain Exception
         action = "Restore the file from where the target was published."
         message = f"{file.name} is not a tokenizer that the tokenizers library reads: {failure}."
-        raise CheckpointError(error("TokenizerMalformed", message, file=file, action=action)) from None
+        raise CheckpointError(error("TDM-TOKENIZER-MALFORMED", message, file=file, action=action)) from None
     rows = [encoding.ids[-longest:] for encoding in tokenizer.encode_batch(list(prompts))]
     largest = max((token for row in rows for token in row), default=0)
     if largest >= vocab_size:
         message = f"The tokenizer makes token id {largest}; the target's vocabulary has {vocab_size}."
         action = "Use the tokenizer that belongs to this target."
-        raise CheckpointError(error("TokenizerVocabulary", message, file=file, found=largest, action=action))
+        raise CheckpointError(error("TDM-TOKENIZER-VOCABULARY", message, file=file, found=largest, action=action))
     return [row for row in rows if row]
 
 
 def _unusable(file: Path, reason: str) -> CheckpointError:
     action = 'Write one JSON object a line, such as {"prompt": "Once upon a time"}.'
     return CheckpointError(
-        error("PromptsUnusable", f"The prompts in {file.name} are not usable: {reason}.", file=file, action=action)
+        error("TDM-PROMPTS-UNUSABLE", f"The prompts in {file.name} are not usable: {reason}.", file=file, action=action)
     )

@@ -106,7 +106,7 @@ def _not_finite(of: str, model: nn.Module, pair: Pair) -> Finding:
         bad = int((~torch.isfinite(weight)).sum())
         if bad and name in own:
             return error(
-                "NaNLogits",
+                "TDM-NAN-LOGITS",
                 f"The {of}'s logits are not finite: {own[name].name} holds {bad} values that are NaN or infinite.",
                 file=own[name].file,
                 where=own[name].name,
@@ -114,7 +114,7 @@ def _not_finite(of: str, model: nn.Module, pair: Pair) -> Finding:
                 action="Restore the file, or use an earlier checkpoint.",
             )
     return error(
-        "NaNLogits",
+        "TDM-NAN-LOGITS",
         f"The {of}'s logits are not finite although all of its weights are: it overflows.",
         file=checkpoint.path,
         action="Check the scale of the weights and the dtype they were trained in.",
@@ -123,7 +123,7 @@ def _not_finite(of: str, model: nn.Module, pair: Pair) -> Finding:
 
 def _too_little(pair: Pair, tally: Tally) -> Finding:
     return error(
-        "TooLittleText",
+        "TDM-TOO-LITTLE-TEXT",
         f"The target's continuations gave {tally.drafts} drafts; at least {LEAST_DRAFTS} are needed to judge.",
         file=pair.target_checkpoint.path,
         found=tally.drafts,
@@ -135,10 +135,10 @@ def _too_little(pair: Pair, tally: Tally) -> Finding:
 def _judge(pair: Pair, result: ProbeResult) -> Iterator[Finding]:
     if result.accept_length >= result.threshold:
         if result.diagnosis:
-            yield warning("OtherWiringBetter", result.diagnosis, file=pair.drafter_checkpoint.config.file)
+            yield warning("TDM-OTHER-WIRING-BETTER", result.diagnosis, file=pair.drafter_checkpoint.config.file)
         return
     yield error(
-        "AcceptLengthBelowThreshold",
+        "TDM-ACCEPT-LENGTH-BELOW-THRESHOLD",
         f"Accept length {result.accept_length:.2f} over {result.drafts} drafts is below {result.threshold:.2f}. "
         + result.diagnosis,
         file=pair.drafter_checkpoint.path,
