@@ -265,7 +265,7 @@ def headers_or_refusal(data: bytes) -> None:
     except CheckpointError as failure:
         json.dumps(asdict(failure.finding))
     else:
-        assert max(tensor.end for tensor in shard.tensors) == len(data)
+        assert max(tensor.end for tensor in shard.tensors.values()) == len(data)
 
 
 @given(st.binary(max_size=200))

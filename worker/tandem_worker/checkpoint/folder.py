@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +88,9 @@ def _config_file(path: Path, names: list[str]) -> Path:
         below = [name for name in names if (path / name / CONFIG).is_file()]
     if below:
         message = f"{path} has no {CONFIG}; there is one a level down in {listed(below)}."
-        finding = error("TDM-CONFIG-ONE-LEVEL-DOWN", message, file=path / CONFIG, action=f"Use {path / below[0]} as the path.")
+        finding = error(
+            "TDM-CONFIG-ONE-LEVEL-DOWN", message, file=path / CONFIG, action=f"Use {path / below[0]} as the path."
+        )
     else:
         message = f"{path} has no {CONFIG}; it holds {listed(names)}."
         finding = error("TDM-CONFIG-MISSING", message, file=path / CONFIG, action=REFETCH)
@@ -114,16 +116,22 @@ def _read_index(file: Path) -> dict[str, str]:
     entries = value.get("weight_map") if isinstance(value, Mapping) else None
     if not isinstance(entries, Mapping) or not entries:
         raise _index_malformed(file, "it has no weight_map")
-    index = {name: sys.intern(shard) for name, shard in entries.items() if isinstance(shard, str)}
-    astray = [shard for shard in set(index.values()) if Path(shard).name != shard or not shard.isprintable()]
-    if astray or len(index) < len(entries):
-        name = next(name for name in entries if index.get(name) in (None, *astray))
+    if not _names_files(entries.values()):
+        name = next(name for name, shard in entries.items() if not _names_files([shard]))
         raise _index_malformed(file, f"{printable(name, 100)} is not in a file of this folder")
-    return index
+    return dict(zip(entries, map(sys.intern, entries.values()), strict=True))  # type: ignore[arg-type]  # all are str
+
+
+def _names_files(values: Collection[object]) -> bool:
+    """Whether all are names of files in one folder, as far as names go."""
+    texts = {value for value in values if isinstance(value, str)} if set(map(type, values)) == {str} else set()
+    return bool(texts) and all(Path(text).name == text and text.isprintable() for text in texts)
 
 
 def _index_malformed(file: Path, reason: str) -> CheckpointError:
-    finding = error("TDM-INDEX-MALFORMED", f"{file.name} is not usable: {reason}.", file=file, found=reason, action=REFETCH)
+    finding = error(
+        "TDM-INDEX-MALFORMED", f"{file.name} is not usable: {reason}.", file=file, found=reason, action=REFETCH
+    )
     return CheckpointError(finding)
 
 
@@ -145,37 +153,38 @@ def _read_shards(path: Path, names: list[str], files: Iterable[str]) -> tuple[Sh
 
 
 def _merge(shards: Sequence[Shard]) -> dict[str, TensorInfo]:
-    tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
-    if len(tensors) < sum(len(shard.tensors) for shard in shards):
-        raise CheckpointError(_twice(shards))
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        for name in sorted(shard.tensors.keys() & tensors.keys()):
+            message = f"{name} is in {tensors[name].file.name} and in {shard.file.name}; which one counts is unclear."
+            action = "Remove the file that does not belong to the checkpoint."
+            raise CheckpointError(error("TDM-TENSOR-TWICE", message, file=shard.file, where=name, action=action))
+        tensors.update(shard.tensors)
     return tensors
-
-
-def _twice(shards: Iterable[Shard]) -> Finding:
-    seen: dict[str, TensorInfo] = {}
-    name, first, second = next(
-        (tensor.name, seen[tensor.name].file, tensor.file)
-        for shard in shards
-        for tensor in shard.tensors
-        if seen.setdefault(tensor.name, tensor) is not tensor
-    )
-    message = f"{name} is in {first.name} and in {second.name}; which one counts is unclear."
-    action = "Remove the file that does not belong to the checkpoint."
-    return error("TDM-TENSOR-TWICE", message, file=second, where=name, action=action)
 
 
 def _compare(index: Mapping[str, str], shards: Iterable[Shard], file: Path) -> Iterable[Finding]:
     """Index against headers. Raises CheckpointError where a loader that trusts the index would fail."""
-    named = [(shard.file.name, shard.tensors) for shard in shards]
-    holds = {tensor.name: name for name, tensors in named for tensor in tensors}
+    holds: dict[str, str] = {}
+    for shard in shards:
+        holds.update(dict.fromkeys(shard.tensors, shard.file.name))
     if holds == index:
         return
     astray = [name for name, shard in index.items() if holds.get(name) != shard]
     if astray:
         message = f"{file.name} names tensors that are not in the files it says: {listed(astray)}."
         raise CheckpointError(
-            error("TDM-INDEX-DISAGREES", message, file=file, where=astray[0], found=f"{len(astray)} astray", action=REFETCH)
+            error(
+                "TDM-INDEX-DISAGREES",
+                message,
+                file=file,
+                where=astray[0],
+                found=f"{len(astray)} astray",
+                action=REFETCH,
+            )
         )
     unlisted = sorted(holds.keys() - index.keys())
     if unlisted:
-        yield note("TDM-INDEX-INCOMPLETE", f"{file.name} does not list {listed(unlisted)}.", file=file, where=unlisted[0])
+        yield note(
+            "TDM-INDEX-INCOMPLETE", f"{file.name} does not list {listed(unlisted)}.", file=file, where=unlisted[0]
+        )
