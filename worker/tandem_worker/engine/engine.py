@@ -70,7 +70,9 @@ class Engine:
 
     def switch(self, speculate: bool) -> None:
         """From the next step on, for all requests."""
-        self.speculating = speculate and self.can_speculate
+        if self.speculating == (speculate and self.can_speculate):
+            return
+        self.speculating = not self.speculating
         for request in self.scheduler.running:
             request.proposals = []
             if self.speculating:  # the drafter's missing rows need the streams again, so the target's rows run again

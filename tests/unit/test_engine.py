@@ -1,0 +1,241 @@
+"""Text is the target's own, whatever the engine does to make it faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import drafter_files, target_files
+from serving import accepted, finish_all, generate, load_pair, make_engine, prompts, submit, tiny_pair
+from torch import Tensor
+
+from tandem_worker.contract import SelfTestOutcome
+from tandem_worker.engine import runner
+from tandem_worker.engine.engine import Engine
+from tandem_worker.engine.pages import PAGE, Pages
+from tandem_worker.engine.request import Finish, Sampling
+from tandem_worker.engine.runner import EngineBroken
+from tandem_worker.engine.self_test import observe, self_test, time_plain_steps
+from tandem_worker.engine.speedup import Speedup
+from tandem_worker.engine.tiles import TILE, Run, lay_out
+
+NEW_TOKENS = 36
+Prompts = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def some() -> Prompts:
+    return prompts()[:9]
+
+
+@pytest.fixture(scope="module")
+def plain(some: Prompts) -> Prompts:
+    """Greedy text without speculation, one request at a time."""
+    return generate(make_engine(speculate=False, max_batch=1), some, NEW_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("draft_length", "max_batch", "prefill_chunk", "kv_cache_tokens"),
+    [(1, 8, 40, 4096), (2, 3, 16, 512), (3, 12, 512, 4096), (4, 8, 128, 1024), (5, 5, 24, 700), (6, 2, 8, 512)],
+)
+def test_speculation_does_not_change_greedy_text(
+    some: Prompts, plain: Prompts, draft_length: int, max_batch: int, prefill_chunk: int, kv_cache_tokens: int
+) -> None:
+    engine = make_engine(
+        draft_length=draft_length,
+        max_batch=max_batch,
+        prefill_chunk=prefill_chunk,
+        kv_cache_tokens=kv_cache_tokens,
+    )
+    assert generate(engine, some, NEW_TOKENS) == plain
+    assert sum(accepted(engine)) > len(accepted(engine)) / 2
+
+
+def test_batching_does_not_change_greedy_text(some: Prompts, plain: Prompts) -> None:
+    assert generate(make_engine(speculate=False, max_batch=8, prefill_chunk=56), some, NEW_TOKENS) == plain
+
+
+def test_logits_of_a_row_are_the_same_bits_in_every_batch(some: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stronger than equal text: alone and plain, or verified among others in chunks, a row's logits do not change."""
+
+    def logits_seen(speculate: bool, max_batch: int, prefill_chunk: int) -> dict[tuple[int, int], Tensor]:
+        seen: dict[tuple[int, int], Tensor] = {}
+
+        def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+            for row, sampling, position in zip(logits, samplings, positions, strict=True):
+                seen[sampling.seed, position] = row.clone()  # of a rejected draft, replaced when the row runs again
+            chosen: list[int] = logits.argmax(-1).tolist()
+            return chosen
+
+        monkeypatch.setattr(runner, "choose", choose)
+        engine = make_engine(speculate, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        texts = [submit(engine, prompt, Sampling(20, seed=number)) for number, prompt in enumerate(some)]
+        finish_all(engine)
+        ends = [len(text.request.tokens) for text in texts]
+        return {key: row for key, row in seen.items() if key[1] < ends[key[0]]}
+
+    alone = logits_seen(speculate=False, max_batch=1, prefill_chunk=512)
+    together = logits_seen(speculate=True, max_batch=8, prefill_chunk=40)
+    assert len(alone) == 20 * len(some)
+    assert alone.keys() == together.keys()
+    assert all(torch.equal(row, together[key]) for key, row in alone.items())
+
+
+def test_seeded_samples_are_the_same_with_speculation_and_without(some: Prompts) -> None:
+    def sampled(engine: Engine) -> Prompts:
+        texts = [submit(engine, prompt, Sampling(30, 0.8, 0.9, seed=7)) for prompt in some]
+        finish_all(engine)
+        return [text.tokens for text in texts]
+
+    engine = make_engine(max_batch=8)
+    assert sampled(engine) == sampled(make_engine(speculate=False, max_batch=3))
+    assert sum(accepted(engine)) > 0
+
+
+def test_switching_under_load_loses_and_doubles_nothing(some: Prompts, plain: Prompts) -> None:
+    engine = make_engine(speculate=False, max_batch=5)
+    texts = [submit(engine, prompt, Sampling(NEW_TOKENS)) for prompt in some]
+    finish_all(engine, between=lambda step: engine.switch(step // 3 % 2 == 1) if step % 3 == 0 else None)
+    assert [text.tokens for text in texts] == plain
+    assert {text.finish for text in texts} <= {Finish.LENGTH, Finish.STOP}
+    assert sum(accepted(engine)) > 0
+
+
+def test_drafts_after_switching_on_late_are_as_good_as_from_the_start(some: Prompts) -> None:
+    """The drafter's rows that were not kept while speculation was off are made good, not left as holes."""
+    switched_at = 10
+    late = make_engine(speculate=False)
+    text = submit(late, some[0], Sampling(NEW_TOKENS))
+    finish_all(late, between=lambda step: late.switch(True) if step == switched_at - 1 else None)
+    early = make_engine()
+    generate(early, [some[0] + text.tokens[:switched_at]], NEW_TOKENS - switched_at)
+    assert accepted(late) == accepted(early)
+
+
+def test_requests_that_give_way_for_want_of_pages_end_with_the_same_text(some: Prompts, plain: Prompts) -> None:
+    engine = make_engine(max_batch=8, kv_cache_tokens=PAGE * 5)
+    rewound = 0
+    texts = [submit(engine, prompt, Sampling(NEW_TOKENS)) for prompt in some]
+
+    def count(step: int) -> None:
+        nonlocal rewound
+        rewound += sum(request.generated > 0 for request in engine.scheduler.waiting)
+
+    finish_all(engine, between=count)
+    assert rewound > 0
+    assert [text.tokens for text in texts] == plain
+    assert engine.pages.free == engine.pages.count - 1
+
+
+def test_cancelled_request_gives_its_pages_back_and_disturbs_nobody(some: Prompts, plain: Prompts) -> None:
+    engine = make_engine(max_batch=3)
+    texts = [submit(engine, prompt, Sampling(NEW_TOKENS)) for prompt in some[:4]]  # the last one waits
+
+    def cancel(step: int) -> None:
+        if step == 4:
+            engine.end(texts[1].request, Finish.CANCELLED)
+            engine.end(texts[3].request, Finish.CANCELLED)
+
+    finish_all(engine, between=cancel)
+    assert [texts[0].tokens, texts[2].tokens] == [plain[0], plain[2]]
+    assert texts[1].finish == texts[3].finish == Finish.CANCELLED
+    assert texts[1].tokens == plain[1][: len(texts[1].tokens)]
+    assert engine.pages.free == engine.pages.count - 1
+
+
+def test_text_ends_at_the_first_end_token_also_within_a_draft(some: Prompts, plain: Prompts) -> None:
+    engine = make_engine()
+    end = plain[0][20]
+    engine.eos_token_ids = frozenset({end})
+    text = submit(engine, some[0], Sampling(NEW_TOKENS))
+    finish_all(engine)
+    assert text.tokens == plain[0][: plain[0].index(end) + 1]
+    assert text.finish is Finish.STOP
+
+
+def test_text_may_fill_the_context_to_the_last_token() -> None:
+    engine = make_engine(kv_cache_tokens=192, max_batch=1)
+    assert engine.context_limit == 192
+    text = submit(engine, prompts()[0][:60], Sampling(192 - 60))
+    finish_all(engine)
+    assert len(text.tokens) == 192 - 60
+    assert text.finish is Finish.LENGTH
+    assert text.tokens == generate(make_engine(speculate=False), [prompts()[0][:60]], 192 - 60)[0]
+
+
+def test_nan_in_a_weight_is_found_at_once(tmp_path: Path) -> None:
+    target, drafter = target_files(), drafter_files()
+    target.tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")
+    pair = load_pair(target.write(tmp_path / "target"), drafter.write(tmp_path / "drafter"))
+    with pytest.raises(EngineBroken, match="not finite"):
+        generate(make_engine(pair=pair), [[1, 2, 3]], 4)
+
+
+def test_self_test_sees_life_in_the_tiny_pair_and_what_enters_fc(some: Prompts) -> None:
+    engine = make_engine()
+    seen = observe(engine, some[0])
+    assert seen.capture_indexes == tiny_pair()[1].drafter.capture_indexes
+    assert (seen.fc_input_width, seen.fc_applied) == (3 * 96, True)
+    tested = self_test(engine, some[:4])
+    assert tested.outcome is SelfTestOutcome.ALIVE
+    assert tested.drafts >= 64
+    assert tested.accepted > tested.drafts
+    assert accepted(engine) == []  # the engine's own figures know nothing of it
+
+
+def test_self_test_finds_no_life_where_nothing_is_accepted(some: Prompts) -> None:
+    engine = make_engine()
+    engine.runner.target_ids = engine.runner.target_ids * 0 + 255  # an id that is never right
+    tested = self_test(engine, some[:2])
+    assert tested.outcome is SelfTestOutcome.NO_LIFE
+    assert tested.drafts >= 64
+    assert tested.accepted == 0
+
+
+def test_observation_tells_another_wiring_from_the_right_one(some: Prompts) -> None:
+    engine = make_engine()
+    engine.runner.capture = (1, 0, 8)
+    assert observe(engine, some[0]).capture_indexes == (1, 0, 8)
+
+
+def test_speedup_needs_both_kinds_of_step(some: Prompts) -> None:
+    engine, speedup = make_engine(), Speedup()
+    assert not speedup.value > 0
+    time_plain_steps(engine, some[0], speedup)
+    assert not speedup.value > 0  # NaN still
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=6),
+)
+def test_a_position_keeps_its_slot_whatever_runs_beside_it(spans: list[tuple[int, int]]) -> None:
+    runs = [Run(start, [7] * length, range(1 + 10 * i, 9 + 10 * i)) for i, (start, length) in enumerate(spans)]
+    tiles = lay_out(runs)
+    used = 0
+    for run, first in zip(runs, tiles.firsts, strict=True):
+        positions, rows = range(run.start, run.end), range(first, first + len(run.tokens))
+        assert tiles.positions.flatten()[rows].tolist() == list(positions)
+        assert [position % TILE for position in positions] == [row % TILE for row in rows]
+        pages = tiles.places.flatten()[rows] // PAGE
+        assert pages.tolist() == [run.pages[position // PAGE] for position in positions]
+        used += len(rows)
+    assert (tiles.places >= PAGE).sum() == used  # every other slot goes to the scratch page
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), max_size=40))
+@settings(max_examples=50)
+def test_no_page_is_owned_twice_or_lost(steps: list[tuple[int, int]]) -> None:
+    pages, owned = Pages(1000), [list[int]() for _ in range(5)]
+    for who, positions in steps:
+        before = list(owned[who])
+        if positions < 50:
+            pages.release(owned[who])
+        elif not pages.reserve(owned[who], positions):
+            assert owned[who] == before
+        everyone = [page for one in owned for page in one]
+        assert len(everyone) == len(set(everyone)) == pages.count - 1 - pages.free
+        assert 0 not in everyone

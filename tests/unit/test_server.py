@@ -1,0 +1,471 @@
+"""The worker over HTTP, as clients, kubelet and operator see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pairs import TINY_PAIR
+from prometheus_client.parser import text_string_to_metric_families
+from serving import generate, make_engine, prompts, tokenizer
+
+from tandem_worker.contract import (
+    COMMAND_ALGORITHM,
+    ORIGIN_HEADER,
+    Fingerprints,
+    Metric,
+    SelfTestOutcome,
+    SpeculationCommand,
+    WorkerStatus,
+)
+from tandem_worker.engine.engine import EngineOptions
+from tandem_worker.engine.speedup import Speedup
+from tandem_worker.server.app import make_app
+from tandem_worker.server.metrics import Metrics
+from tandem_worker.server.start import Settings, start
+from tandem_worker.server.worker import Worker
+
+POD = "0f6e7c1a-pod"
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+def write_key(file: Path, key: Ed25519PrivateKey) -> None:
+    pem = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    file.write_bytes(pem)
+
+
+def tiny_settings(key_file: Path | None = None) -> Settings:
+    return Settings(
+        target=TINY_PAIR / "target",
+        drafter=TINY_PAIR / "drafter",
+        model="tiny",
+        revision="rev-1",
+        speculate=True,
+        engine=EngineOptions(draft_length=4),
+        threads=1,
+        expected=Fingerprints(target="", drafter=""),
+        operator_key_file=key_file,
+        pod_uid=POD if key_file else None,
+    )
+
+
+@dataclass
+class Served:
+    worker: Worker
+    client: httpx.Client
+    key_file: Path
+
+    def complete(self, **asked: Any) -> httpx.Response:
+        return self.client.post("/v1/completions", json={"model": "tiny", "temperature": 0, **asked})
+
+    def counters(self) -> dict[tuple[str, ...], float]:
+        """(name, label values in order of label names) -> value, of the samples that are not zero."""
+        families = text_string_to_metric_families(self.client.get("/metrics").text)
+        return {
+            (
+                sample.name,
+                *(sample.labels[label] for label in sorted(sample.labels) if label != "revision"),
+            ): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.value
+        }
+
+    def command(self, enabled: bool, reason: str = "as asked", **claims: Any) -> httpx.Response:
+        command = SpeculationCommand.to_pod(POD, enabled, reason, time.time()).model_dump() | claims
+        return self.send(jwt.encode(command, KEY, COMMAND_ALGORITHM))
+
+    def send(self, token: str) -> httpx.Response:
+        return self.client.post("/admin/speculation", headers={"Authorization": f"Bearer {token}"})
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    key_file = tmp_path_factory.mktemp("keys") / "operator.pem"
+    write_key(key_file, KEY)
+    worker = start(tiny_settings(key_file))
+    server = uvicorn.Server(uvicorn.Config(make_app(worker), port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        yield Served(worker, client, key_file)
+    server.should_exit = True
+    thread.join()
+    worker.engine.stop()
+
+
+def wait_for(condition: Callable[[], bool], tries: int = 2000) -> None:
+    """Of what another thread or process will bring about."""
+    for _ in range(tries):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def greedy(prompt: list[int], tokens: int) -> str:
+    """The target's text without speculation."""
+    return tokenizer().decode(generate(make_engine(speculate=False), [prompt], tokens)[0])
+
+
+def events(response: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+# --- completions -----------------------------------------------------------------------------------------------------
+
+PROMPT = "Q: Which colour is the"
+
+
+def test_completion_is_the_targets_own_text(served: Served) -> None:
+    response = served.complete(prompt=PROMPT, max_tokens=30)
+    assert response.status_code == 200
+    assert response.headers["x-tandem-revision"] == "rev-1"
+    body = response.json()
+    tokens = tokenizer().encode(PROMPT).ids
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": greedy(tokens, 30), "logprobs": None, "finish_reason": "length"}]
+    assert body["usage"] == {
+        "prompt_tokens": len(tokens),
+        "completion_tokens": 30,
+        "total_tokens": len(tokens) + 30,
+    }
+
+
+def test_streamed_pieces_join_to_the_same_text(served: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 30, "stream": True, "stream_options": {"include_usage": True}}
+    *pieces, usage = events(served.complete(**asked))
+    whole = served.complete(prompt=PROMPT, max_tokens=30).json()
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert len(pieces) > 3
+    assert usage["choices"] == []
+    assert usage["usage"] == whole["usage"]
+
+
+def test_prompts_may_be_a_list_of_texts_or_tokens(served: Served) -> None:
+    tokens = tokenizer().encode(PROMPT).ids
+    expected = greedy(tokens, 12)
+    texts = served.complete(prompt=[PROMPT, "48 + 16 ="], max_tokens=12).json()["choices"]
+    assert [choice["index"] for choice in texts] == [0, 1]
+    assert texts[0]["text"] == expected
+    assert served.complete(prompt=tokens, max_tokens=12).json()["choices"][0]["text"] == expected
+    lists = served.complete(prompt=[tokens, tokens], max_tokens=12).json()["choices"]
+    assert [choice["text"] for choice in lists] == [expected, expected]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_ends_before_a_stop_string(served: Served, stream: bool) -> None:
+    whole = greedy(tokenizer().encode(PROMPT).ids, 40)
+    stop = whole[11:17]
+    response = served.complete(prompt=PROMPT, max_tokens=40, stop=[stop, "never"], stream=stream)
+    choices = [event["choices"][0] for event in events(response)] if stream else response.json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_seed_repeats_a_sampled_text_with_speculation_and_without(served: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0.9, "top_p": 0.95}
+
+    def text(seed: int) -> str:
+        sampled: str = served.complete(**asked, seed=seed).json()["choices"][0]["text"]
+        return sampled
+
+    with_speculation = [text(seed) for seed in (1, 2, 1)]
+    assert served.command(enabled=False).status_code == 200
+    without = [text(seed) for seed in (1, 2, 1)]
+    assert served.command(enabled=True).status_code == 200
+    assert with_speculation == without
+    assert without[0] == without[2] != without[1]
+
+
+BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": PROMPT, "n": 2}, "n: "),
+    ({"prompt": PROMPT, "logprobs": 3}, "logprobs: "),
+    ({"prompt": PROMPT, "echo": True}, "echo: "),
+    ({"prompt": PROMPT, "presence_penalty": 0.5}, "presence_penalty: "),
+    ({"prompt": PROMPT, "temperature": -1}, "temperature: "),
+    ({"prompt": PROMPT, "temperature": "hot"}, "temperature: "),
+    ({"prompt": PROMPT, "top_p": 0}, "top_p: "),
+    ({"prompt": PROMPT, "max_tokens": 0}, "max_tokens: "),
+    ({"prompt": PROMPT, "stop": ["a", "b", "c", "d", "e"]}, "stop: "),
+    ({"prompt": PROMPT, "stop": ""}, "stop"),
+    ({"prompt": PROMPT, "best_before": 3}, "best_before: "),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "empty"),
+    ({"prompt": [3, -1]}, "prompt"),
+    ({"prompt": [3, 512]}, "Token 512 is not in the vocabulary of 512"),
+    ({}, "prompt: "),
+    ({"prompt": "word " * 600}, "This model's context holds 512 tokens"),
+    ({"prompt": PROMPT, "max_tokens": 510}, "Shorten the prompt or max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), BAD_REQUESTS, ids=lambda value: str(value)[:40])
+def test_bad_request_is_told_what_is_wrong_with_it(served: Served, asked: dict[str, Any], message: str) -> None:
+    response = served.complete(**asked)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_body_that_is_no_json_and_model_that_is_not_served(served: Served) -> None:
+    response = served.client.post("/v1/completions", content=b'{"model": ')
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    response = served.complete(model="gpt-9", prompt=PROMPT)
+    assert response.status_code == 404
+    assert "'gpt-9' does not exist; this worker serves 'tiny'" in response.json()["error"]["message"]
+    assert served.client.get("/v2").status_code == 404
+
+
+def test_explicit_null_means_the_default(served: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": None, "stop": None, "seed": None, "logit_bias": None, "n": None}
+    assert served.complete(**asked).json()["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_leaves_frees_its_pages(served: Served, stream: bool) -> None:
+    pages, before = served.worker.engine.engine.pages, cancelled(served)
+    body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 480, "stream": stream, "temperature": 0})
+
+    async def leave() -> None:
+        """Sends a request, waits until the engine has begun with it, and closes the connection."""
+        host, port = served.client.base_url.host, served.client.base_url.port
+        _, writer = await asyncio.open_connection(host, port)
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        writer.write(f"{head}\r\n\r\n{body}".encode())
+        await writer.drain()
+        await asyncio.to_thread(wait_for, lambda: pages.free < pages.count - 1)
+        writer.close()
+
+    asyncio.run(leave())
+    wait_for(lambda: cancelled(served) == before + 1)
+    wait_for(lambda: pages.free == pages.count - 1)
+
+
+def cancelled(served: Served) -> float:
+    return served.counters().get((Metric.REQUESTS, "user", "cancelled"), 0)
+
+
+# --- probes, status, metrics -----------------------------------------------------------------------------------------
+
+
+def test_probes_models_and_status(served: Served) -> None:
+    assert served.client.get("/healthz").text == "ok"
+    assert served.client.get("/readyz").text == "ok"
+    (model,) = served.client.get("/v1/models").json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("tiny", 512)
+    status = WorkerStatus.model_validate_json(served.client.get("/status").text)
+    assert (status.revision, status.model, status.draft_length) == ("rev-1", "tiny", 4)
+    assert status.self_test.outcome is SelfTestOutcome.ALIVE
+    assert status.self_test.drafts >= 64
+    assert status.resolution is not None
+    assert (status.resolution.capture_indexes, status.resolution.fc_input_width) == ((2, 4, 5), 288)
+    assert status.resolution.shared == ("embed_tokens.weight",)
+    assert status.fingerprints.drafter.startswith("sha256:")
+
+
+def test_engine_that_makes_no_progress_is_not_healthy(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("tandem_worker.server.worker.time.monotonic", lambda: now + 60)
+    assert "EngineStalled" in served.worker.unhealthy()
+    assert "EngineStalled" in served.worker.unready()
+
+
+def test_draining_worker_is_not_ready_and_still_serves_who_comes(served: Served) -> None:
+    served.worker.draining = True
+    try:
+        assert served.client.get("/readyz").status_code == 503
+        assert served.client.get("/readyz").text.startswith("Draining")
+        assert served.client.get("/healthz").status_code == 200
+        response = served.complete(prompt=PROMPT)
+        assert (response.status_code, response.headers["connection"]) == (200, "close")
+    finally:
+        served.worker.draining = False
+
+
+def test_every_metric_is_there_at_zero_from_the_start() -> None:
+    text = Metrics("rev-1", draft_length=3, max_batch=2, speedup=Speedup()).exposition().decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    names = {sample.name for sample in samples}
+    histograms = {Metric.ACCEPT_LENGTH, Metric.STEP_SECONDS}
+    assert names == (set(Metric) - histograms) | {
+        f"{name}{part}" for name in histograms for part in ("_bucket", "_sum", "_count")
+    }
+    assert all(sample.labels["revision"] == "rev-1" for sample in samples)
+    assert all(sample.value == 0 for sample in samples if sample.name != Metric.SPEEDUP)
+    assert next(sample.value for sample in samples if sample.name == Metric.SPEEDUP) != 0  # NaN
+    positions = [sample.labels for sample in samples if sample.name == Metric.ACCEPTED_PER_POSITION]
+    assert {(labels["origin"], labels["position"]) for labels in positions} == {
+        (origin, position) for origin in ("user", "calibration") for position in "012"
+    }
+
+
+def test_figures_of_a_request_add_up_and_calibration_is_kept_apart(served: Served) -> None:
+    before = served.counters()
+    assert served.client.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": prompts()[3], "max_tokens": 40, "temperature": 0},
+        headers={ORIGIN_HEADER: "calibration"},
+    ).is_success
+    after = served.counters()
+
+    def grown(metric: str, *labels: str) -> float:
+        return after.get((metric, *labels), 0) - before.get((metric, *labels), 0)
+
+    drafts, accepted = grown(Metric.DRAFTS, "calibration"), grown(Metric.ACCEPTED_TOKENS, "calibration")
+    per_position = [grown(Metric.ACCEPTED_PER_POSITION, "calibration", str(position)) for position in range(4)]
+    assert 40 / 5 - 1 <= drafts <= 40
+    assert grown(Metric.DRAFT_TOKENS, "calibration") == 4 * drafts
+    assert accepted == sum(per_position) > drafts
+    assert per_position == sorted(per_position, reverse=True)
+    assert grown(f"{Metric.ACCEPT_LENGTH}_count", "calibration") == drafts
+    assert grown(f"{Metric.ACCEPT_LENGTH}_sum", "calibration") == drafts + accepted
+    assert grown(Metric.GENERATED_TOKENS, "calibration") == 40
+    assert grown(Metric.PROMPT_TOKENS, "calibration") == len(prompts()[3])
+    assert grown(Metric.REQUESTS, "calibration", "finished") == grown(Metric.FINISHED_N, "calibration") == 1
+    assert grown(Metric.FINISHED_D, "calibration") == drafts
+    assert grown(Metric.FINISHED_A, "calibration") == per_position[0]
+    # Sums of squares grow by this request's own, as it is the only one.
+    assert grown(Metric.FINISHED_DD, "calibration") == drafts**2
+    assert grown(Metric.FINISHED_AA, "calibration") == per_position[0] ** 2
+    assert grown(Metric.FINISHED_DA, "calibration") == drafts * per_position[0]
+    assert grown(Metric.DRAFTS, "user") == 0
+    assert grown(f"{Metric.STEP_SECONDS}_count", "1", "verify") == drafts
+    assert after[(Metric.SPEEDUP,)] > 0
+
+
+# --- the operator's command ------------------------------------------------------------------------------------------
+
+
+def test_speculation_is_switched_by_a_signed_command(served: Served) -> None:
+    off = WorkerStatus.model_validate(served.command(enabled=False, reason="RolledBack").json())
+    assert (off.speculation_enabled, off.speculation_reason) == (False, "RolledBack")
+    before = served.counters()
+    served.complete(prompt=PROMPT, max_tokens=20)
+    after = served.counters()
+    assert after.get((Metric.DRAFTS, "user")) == before.get((Metric.DRAFTS, "user"))
+    assert (Metric.SPECULATION_ENABLED,) not in after
+    on = WorkerStatus.model_validate(served.command(enabled=True).json())
+    assert (on.speculation_enabled, on.speculation_reason) == (True, "")
+    assert served.counters()[Metric.SPECULATION_ENABLED,] == 1
+
+
+def test_switching_under_load_changes_no_answer(served: Served) -> None:
+    asked = [{"prompt": prompt, "max_tokens": 48} for prompt in prompts()[:5]]
+    expected = [served.complete(**one).json()["choices"] for one in asked]
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = served.complete(**asked[number]).json()["choices"]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    enabled = False
+    while any(thread.is_alive() for thread in threads):
+        assert served.command(enabled).status_code == 200
+        enabled = not enabled
+        time.sleep(0.02)
+    assert served.command(enabled=True).status_code == 200
+    assert [answers[number] for number in range(len(asked))] == expected
+
+
+def test_command_that_is_not_the_operators_is_not_known(served: Served) -> None:
+    command = SpeculationCommand.to_pod(POD, False, "x", time.time()).model_dump()
+    refused = [
+        served.client.post("/admin/speculation"),
+        served.client.post("/admin/speculation", headers={"Authorization": "Basic eA=="}),
+        served.send("nonsense"),
+        served.send(jwt.encode(command, Ed25519PrivateKey.generate(), COMMAND_ALGORITHM)),
+        served.send(jwt.encode(command, served.key_file.read_bytes().hex(), "HS256")),  # the public key as a secret
+        served.send(jwt.encode(command, "", "none")),
+        served.command(False, iat=time.time() - 60, exp=time.time() - 40),
+        served.command(False, iat=time.time() + 600, exp=time.time() + 620),
+    ]
+    assert [response.status_code for response in refused] == [401] * len(refused)
+    assert all(response.json()["reason"] for response in refused)
+    assert served.worker.status().speculation_enabled
+
+
+def test_command_that_is_not_for_now_and_here_is_not_allowed(served: Served) -> None:
+    now = time.time()
+    other_pod = served.command(False, aud="another-pod")
+    too_long = served.command(False, iat=now, exp=now + 3600)
+    no_reason = served.send(jwt.encode({"aud": POD, "iat": now, "exp": now + 9, "enabled": False}, KEY, "EdDSA"))
+    assert served.command(True).status_code == 200
+    replayed = served.command(False, iat=now - 2, exp=now + 9)
+    refused = [other_pod, too_long, no_reason, replayed]
+    assert [response.status_code for response in refused] == [403] * 4
+    reasons = [response.json()["reason"] for response in refused]
+    assert "for pod another-pod" in reasons[0]
+    assert "at most 30 s" in reasons[1]
+    assert "reason" in reasons[2]
+    assert "replay" in reasons[3]
+    assert served.worker.status().speculation_enabled
+
+
+def test_key_is_read_anew_at_every_command(served: Served) -> None:
+    new = Ed25519PrivateKey.generate()
+    command = SpeculationCommand.to_pod(POD, True, "", time.time()).model_dump()
+    try:
+        write_key(served.key_file, new)
+        assert served.send(jwt.encode(command, new, COMMAND_ALGORITHM)).status_code == 200
+        assert served.command(True).status_code == 401
+        served.key_file.write_text("not a key")
+        assert served.command(True).status_code == 403
+        served.key_file.unlink()
+        response = served.command(True)
+        assert (response.status_code, "can not be read" in response.json()["reason"]) == (403, True)
+    finally:
+        write_key(served.key_file, KEY)
+
+
+# --- a worker without a key, and one that breaks ----------------------------------------------------------------------
+
+
+def test_worker_without_a_key_takes_no_command_and_fails_loudly_when_its_engine_breaks(served: Served) -> None:
+    worker = start(replace(tiny_settings(), speculate=False))
+    status = worker.status()
+    assert status.self_test.outcome is SelfTestOutcome.NOT_RUN
+    assert (status.speculation_enabled, status.speculation_reason) == (False, "Disabled")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("device lost")
+
+    async def use() -> None:
+        transport = httpx.ASGITransport(make_app(worker))
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
+            token = jwt.encode(SpeculationCommand.to_pod(POD, True, "", time.time()).model_dump(), KEY, "EdDSA")
+            headers = {"Authorization": f"Bearer {token}"}
+            assert (await client.post("/admin/speculation", headers=headers)).status_code == 403
+            worker.engine.engine.runner.verify = broken  # type: ignore[assignment]
+            asked = {"model": "tiny", "prompt": PROMPT}
+            failed = await client.post("/v1/completions", json=asked)
+            assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_broken")
+            assert (await client.get("/readyz")).text == "EngineBroken: device lost"
+            assert (await client.get("/healthz")).status_code == 503
+            assert (await client.post("/v1/completions", json=asked)).status_code == 503
+
+    asyncio.run(use())
+    worker.engine.stop()
+    assert worker.engine.engine.pages.free == worker.engine.engine.pages.count - 1
