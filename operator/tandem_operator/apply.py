@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 APPLY = "application/apply-patch+yaml"
 NOTE_LIMIT = 1024  # of events.k8s.io
-REFUSED_AGAIN_SECONDS = 30.0
+REFUSED_AGAIN_SECONDS, CONFLICT_AGAIN_SECONDS = 30.0, 0.2
 
 
 async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Plan, now: datetime) -> float | None:
@@ -48,8 +48,8 @@ async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Pla
     for uid in plan.calibrate:
         if address := sight.addresses.get(uid):
             workers.replay(address, uid, resource.spec.model_name or resource.metadata.name)
-    if status != resource.status:
-        await write_status(api, resource, status)
+    if status != resource.status and not await write_status(api, resource, status):
+        return CONFLICT_AGAIN_SECONDS  # the plan was for an object that is no more as it was: tell nothing of it
     for event in plan.events:  # after status: an event that was told is a transition that was recorded
         await post_event(api, resource, event, now)
     return wake
@@ -96,12 +96,16 @@ async def _delete(api: client.ApiClient, namespace: str, deletion: Deletion) -> 
             raise
 
 
-async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, status: Status) -> None:
-    """The whole status by server-side apply. The uid makes it fail for an object that was made anew."""
+async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, status: Status) -> bool:
+    """The whole status by server-side apply; False if the object has changed or gone since it was observed.
+
+    The version stops a status from landing on an object that was made anew under the same name: a uid alone would be
+    ignored there (the API server resets the metadata of a status update).
+    """
     body = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
-        "metadata": {"name": resource.metadata.name, "uid": resource.metadata.uid},
+        "metadata": {"name": resource.metadata.name, "resourceVersion": resource.metadata.resource_version},
         "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
     try:
@@ -117,8 +121,10 @@ async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, s
             _content_type=APPLY,
         )
     except client.ApiException as error:
-        if error.status not in (404, 409):  # deleted, or made anew, while we looked: the next pass knows
-            raise
+        if error.status in (404, 409):
+            return False
+        raise
+    return True
 
 
 async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, event: Event, now: datetime) -> None:

@@ -8,7 +8,9 @@ added while it runs runs again afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -24,7 +26,8 @@ class Key(NamedTuple):
 
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
-"""Returns after how many seconds the key wants to run again, or None for the usual resync."""
+"""Returns after how many seconds the key wants to run again: None for the usual resync, GONE for not until added."""
+GONE = math.inf
 
 
 class WorkQueue:
@@ -49,10 +52,6 @@ class WorkQueue:
         self._due[key] = min(due, self._due.get(key, due))
         self._changed.set()
 
-    def forget(self, key: Key) -> None:
-        self._due.pop(key, None)
-        self._failures.pop(key, None)
-
     def stuck_seconds(self) -> float:
         """How long the longest running reconcile has been at it."""
         now = asyncio.get_running_loop().time()
@@ -67,10 +66,9 @@ class WorkQueue:
                 self._start_due(loop.time())
                 self._changed.clear()
                 pause = self._seconds_to_next(loop.time())
-                try:
-                    await asyncio.wait_for(self._changed.wait(), timeout=pause)
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):  # wait_for may swallow a cancellation (python/cpython#86296)
+                        await self._changed.wait()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -109,4 +107,6 @@ class WorkQueue:
         if key in self._again:
             self._again.discard(key)
             pause = 0.0 if key not in self._failures else min(pause, BACKOFF_FIRST_SECONDS)
-        self.add(key, pause)
+        if pause != GONE:
+            self.add(key, pause)
+        self._changed.set()  # there is room for another

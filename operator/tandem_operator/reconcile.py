@@ -12,7 +12,7 @@ from tandem_operator.apply import apply
 from tandem_operator.metrics import Metrics
 from tandem_operator.observe import InvalidObject, observe
 from tandem_operator.plan import Context, Settings, plan
-from tandem_operator.queue import Key
+from tandem_operator.queue import GONE, Key
 from tandem_operator.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ class Reconciler:
         self._api, self._workers, self._settings, self._metrics = api, workers, settings, metrics
 
     async def __call__(self, key: Key) -> float | None:
-        """One pass; returns after how many seconds the next is due."""
+        """One pass; returns after how many seconds the next is due, as `queue.Reconcile` has it."""
         started = time.monotonic()
         try:
             sight = await observe(self._api, self._workers, key)
             if sight is None:
                 self._metrics.forget(key)
-                return None
+                return GONE
             now = datetime.now(UTC).replace(microsecond=0)
             decided = plan(Context(sight.observed, self._settings, now))
             self._metrics.show(key, decided.status)

@@ -13,6 +13,7 @@ class Metadata(ApiModel):
     name: str
     namespace: str
     uid: str
+    resource_version: str = ""
     generation: int = 1
     annotations: dict[str, str] = {}
     deletion_timestamp: datetime | None = None

@@ -50,9 +50,9 @@ def rolled_back(context: Context, status: Status, wanted: str) -> Seen:
     entry = blocked(context, status, wanted)
     if not entry:
         return Seen("RolledBack", "False", "NotRolledBack", "")
-    serving = status.stable_revision or "nothing"
-    what = f"revision {serving} serves" if serving != wanted else f"revision {wanted} serves with speculation off"
-    return Seen("RolledBack", "True", entry.reason, f"Revision {wanted}: {entry.message}. Now {what}")
+    serving = f"revision {status.stable_revision}" if status.stable_revision else "nothing"
+    what = f"{serving} serves" if status.stable_revision != wanted else f"{serving} serves with speculation off"
+    return Seen("RolledBack", "True", entry.reason, f"Revision {wanted}: {entry.message.rstrip('.')}. Now {what}")
 
 
 def speculation_active(context: Context, status: Status) -> Seen:
