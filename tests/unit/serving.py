@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
-from pairs import TINY_PAIR
 from tokenizers import Tokenizer
 
 from tandem_worker.checkpoint import open_checkpoint, read_drafter, read_target
-from tandem_worker.contract import Origin
+from tandem_worker.contract import Fingerprints, Origin
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.record import NoRecord
 from tandem_worker.engine.request import Finish, Request, Sampling
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.load import load_drafter, load_target
+from tandem_worker.server.start import Settings
+from unit.pairs import TINY_PAIR
 
 CPU = torch.device("cpu")
+POD = "0f6e7c1a-pod"
 
 
 def load_pair(target_folder: Path, drafter_folder: Path) -> tuple[Llama, Eagle3]:
@@ -106,3 +109,27 @@ def accepted(engine: Engine) -> list[int]:
     """Tokens accepted of each draft that the engine verified."""
     assert isinstance(engine.recorder, Told)
     return engine.recorder.accepted
+
+
+def tiny_settings(key_file: Path | None = None) -> Settings:
+    return Settings(
+        target=TINY_PAIR / "target",
+        drafter=TINY_PAIR / "drafter",
+        model="tiny",
+        revision="rev-1",
+        speculate=True,
+        engine=EngineOptions(draft_length=4),
+        threads=1,
+        expected=Fingerprints(target="", drafter=""),
+        operator_key_file=key_file,
+        pod_uid=POD if key_file else None,
+    )
+
+
+def wait_for(condition: Callable[[], bool], tries: int = 2000) -> None:
+    """Of what another thread or process will bring about."""
+    for _ in range(tries):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")

@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import drafter_files, target_files
-from serving import accepted, finish_all, generate, load_pair, make_engine, prompts, submit, tiny_pair
 from torch import Tensor
 
 from tandem_worker.contract import SelfTestOutcome
@@ -22,6 +20,8 @@ from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.self_test import observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.engine.tiles import TILE, Run, lay_out
+from unit.pairs import drafter_files, target_files
+from unit.serving import accepted, finish_all, generate, load_pair, make_engine, prompts, submit, tiny_pair
 
 NEW_TOKENS = 36
 Prompts = list[list[int]]

@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pairs import DRAFT_VOCAB, VOCAB, drafter_files, target_files
-from serving import accepted, finish_all, load_pair, make_engine, submit
 from torch import Tensor
 
 from tandem_worker.engine import engine as engine_module
@@ -18,6 +16,8 @@ from tandem_worker.engine.request import Sampling
 from tandem_worker.engine.sampling import choose, confirmed, invert, processed, uniform
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
+from unit.pairs import DRAFT_VOCAB, VOCAB, drafter_files, target_files
+from unit.serving import accepted, finish_all, load_pair, make_engine, submit
 
 Toy = tuple[Llama, Eagle3]
 

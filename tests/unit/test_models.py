@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import TINY_PAIR, copy_of, drafter_files, target_files
-from serving import CPU, accepted, generate, load_pair, make_engine, prompts, tiny_pair
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_drafter, read_target
@@ -15,6 +13,8 @@ from tandem_worker.checks import resolve
 from tandem_worker.engine.sampling import confirmed
 from tandem_worker.models.load import load_drafter, load_target
 from tandem_worker.models.teacher_forced import draft_everywhere
+from unit.pairs import TINY_PAIR, copy_of, drafter_files, target_files
+from unit.serving import CPU, accepted, generate, load_pair, make_engine, prompts, tiny_pair
 
 
 def test_target_equals_transformers_on_the_tiny_pair() -> None:

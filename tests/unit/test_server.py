@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,48 +17,29 @@ import pytest
 import uvicorn
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pairs import TINY_PAIR
 from prometheus_client.parser import text_string_to_metric_families
-from serving import generate, make_engine, prompts, tokenizer
 
 from tandem_worker.contract import (
     COMMAND_ALGORITHM,
     ORIGIN_HEADER,
-    Fingerprints,
     Metric,
     SelfTestOutcome,
     SpeculationCommand,
     WorkerStatus,
 )
-from tandem_worker.engine.engine import EngineOptions
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.server.app import make_app
 from tandem_worker.server.metrics import Metrics
-from tandem_worker.server.start import Settings, start
+from tandem_worker.server.start import start
 from tandem_worker.server.worker import Worker
+from unit.serving import POD, generate, make_engine, prompts, tiny_settings, tokenizer, wait_for
 
-POD = "0f6e7c1a-pod"
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def write_key(file: Path, key: Ed25519PrivateKey) -> None:
     pem = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     file.write_bytes(pem)
-
-
-def tiny_settings(key_file: Path | None = None) -> Settings:
-    return Settings(
-        target=TINY_PAIR / "target",
-        drafter=TINY_PAIR / "drafter",
-        model="tiny",
-        revision="rev-1",
-        speculate=True,
-        engine=EngineOptions(draft_length=4),
-        threads=1,
-        expected=Fingerprints(target="", drafter=""),
-        operator_key_file=key_file,
-        pod_uid=POD if key_file else None,
-    )
 
 
 @dataclass
@@ -106,15 +87,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server.should_exit = True
     thread.join()
     worker.engine.stop()
-
-
-def wait_for(condition: Callable[[], bool], tries: int = 2000) -> None:
-    """Of what another thread or process will bring about."""
-    for _ in range(tries):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def greedy(prompt: list[int], tokens: int) -> str:

@@ -15,8 +15,6 @@ import httpx
 import numpy as np
 import pytest
 import typer
-from pairs import TINY_PAIR, copy_of, overwrite
-from test_server import tiny_settings, wait_for
 from typer.testing import CliRunner
 
 from tandem_worker.checkpoint import fingerprint, open_checkpoint
@@ -32,6 +30,8 @@ from tandem_worker.contract import (
 from tandem_worker.server import start as start_module
 from tandem_worker.server.command import serve
 from tandem_worker.server.start import CannotStart, Settings, start
+from unit.pairs import TINY_PAIR, copy_of, overwrite
+from unit.serving import tiny_settings, wait_for
 
 
 def cannot_start(settings: Settings) -> CannotStart:

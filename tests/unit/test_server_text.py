@@ -6,9 +6,9 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import tokenizer
 
 from tandem_worker.server.text import StopStrings, TextStream
+from unit.serving import tokenizer
 
 
 def pieces(prompt: list[int], tokens: list[int], cuts: list[int]) -> list[str]:

@@ -90,10 +90,7 @@ class Engine:
     def _verify(self, works: Sequence[Work]) -> Verified:
         started = time.perf_counter()
         verified = self.runner.verify(works, capture=self.speculating)
-        proposed = any(work.proposals for work in works)
-        prefill = any(work.prefills for work in works)
-        phase = Phase.PREFILL if prefill else Phase.VERIFY if proposed else Phase.PLAIN
-        self.recorder.stepped(phase, len(works), time.perf_counter() - started)
+        self.recorder.stepped(_phase(works), len(works), time.perf_counter() - started)
         return verified
 
     def _accept(self, works: Sequence[Work], verified: Verified) -> list[bool]:
@@ -134,12 +131,13 @@ class Engine:
         """A draft must fit the context whole; the last tokens before the limit come without."""
         return request.finish is None and len(request.tokens) + self.draft_length <= self.context_limit
 
-    def _draft(self, works: Sequence[Work], verified: Verified, drafting: list[bool]) -> None:
+    def _draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool]) -> None:
         if not self.speculating:
             return
         started = time.perf_counter()
         self.runner.draft(works, verified, drafting, self.draft_length)
-        self.recorder.stepped(Phase.DRAFT, len(works), time.perf_counter() - started)
+        if _phase(works) is not Phase.PREFILL:  # the drafter's rows of a prompt are no part of a round
+            self.recorder.stepped(Phase.DRAFT, len(works), time.perf_counter() - started)
 
     def _end(self, request: Request, finish: Finish, tokens: Sequence[int] = ()) -> None:
         request.finish = finish
@@ -149,3 +147,9 @@ class Engine:
 
     def _report_queue(self) -> None:
         self.recorder.queued(len(self.scheduler.running), len(self.scheduler.waiting))
+
+
+def _phase(works: Sequence[Work]) -> Phase:
+    if any(work.prefills for work in works):
+        return Phase.PREFILL
+    return Phase.VERIFY if any(work.proposals for work in works) else Phase.PLAIN

@@ -13,7 +13,7 @@ class Phase(StrEnum):
     PREFILL = "prefill"  # target forward with rows of prompts in it
     VERIFY = "verify"  # target forward over newest and drafted tokens
     PLAIN = "plain"  # target forward over newest tokens only
-    DRAFT = "draft"  # the drafter's rows and chain
+    DRAFT = "draft"  # the drafter's rows and chain after VERIFY or PLAIN
 
 
 class Recorder(Protocol):

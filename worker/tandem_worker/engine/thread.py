@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 import torch
@@ -39,16 +38,8 @@ class EngineThread(threading.Thread):
     def end(self, request: Request, finish: Finish) -> None:
         self._orders.put(lambda: self.engine.end(request, finish))
 
-    def switch(self, speculate: bool) -> Future[None]:
-        """Done when the next step will run so."""
-        done: Future[None] = Future()
-
-        def order() -> None:
-            self.engine.switch(speculate)
-            done.set_result(None)
-
-        self._orders.put(order)
-        return done
+    def switch(self, speculate: bool) -> None:
+        self._orders.put(lambda: self.engine.switch(speculate))
 
     def end_all(self, finish: Finish) -> None:
         self._orders.put(lambda: self._end_all(finish))

@@ -75,10 +75,10 @@ def serve(
 
 
 def _ended(code: ExitCode, failure: WorkerFailure, file: Path | None) -> typer.Exit:
-    """Logs why, and writes it where the kubelet looks; a message over 4 KiB would be cut and unreadable."""
+    """Logs why, and writes it where the kubelet looks; what is over 4 KiB would be cut and unreadable."""
     log.error("%s: %s", failure.reason, failure.message)
     if file is not None:
-        message = failure.message[: TERMINATION_MESSAGE_LIMIT_BYTES // 4]
+        message = failure.message[: TERMINATION_MESSAGE_LIMIT_BYTES // 5]  # a character takes up to 4 bytes
         try:
             file.write_text(failure.model_copy(update={"message": message}).model_dump_json(), encoding="utf-8")
         except OSError as problem:
