@@ -16,7 +16,7 @@ from demo.pairs import TRAINED_ON, pair, target_only
 from demo.world import ActFailed, Shown, WorkerPod, World
 from localcluster.cluster import Cluster
 from tandem_operator.api.status import Counts
-from tandem_operator.plan.evidence import accept_length, increment, plus
+from tandem_operator.plan.analysis.evidence import accept_length, increment, plus
 
 GOOD, PLAIN, LONELY = "tiny", "tiny-plain", "lonely"
 MEASURED_REQUESTS, WARM_UP_REQUESTS = 32, 4

@@ -9,11 +9,11 @@ from demo.load import Statistics
 from demo.pairs import Manifest
 from demo.world import Shown
 from tandem_operator.api.status import Counts
-from tandem_operator.plan.evidence import accept_length
+from tandem_operator.plan.analysis.evidence import accept_length
 
 LEAST_ACCEPT_LENGTH = 2.0  # of the good pair; it is measured at 3.9 on held-out prompts
 LEAST_CANARY_REQUESTS = 3
-COLLAPSES = frozenset({"NothingAccepted", "AcceptLengthBelowFloor"})
+COLLAPSES = frozenset({"NothingAccepted", "AcceptLengthBelowFloor", "AcceptanceBelowBaseline"})
 
 
 class Check(NamedTuple):

@@ -22,7 +22,7 @@ from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
 from tandem_operator.api.status import Counts
 from tandem_operator.engines.builtin import read_counts
 from tandem_operator.kube import PodObject
-from tandem_operator.plan import evidence
+from tandem_operator.plan.analysis import evidence
 from tandem_worker.contract import WORKER_PORT
 
 NAMESPACE = "default"
@@ -150,7 +150,7 @@ class World:
             raise ActFailed(f"waited {limit_seconds:.0f} s for {what}") from None
 
     async def until_object(
-        self, name: str, what: str, holds: Callable[[Shown], bool], limit_seconds: float = 90
+        self, name: str, what: str, holds: Callable[[Shown], bool], limit_seconds: float = 180
     ) -> Shown:
         try:
             await self.until(what, lambda: name in self.objects and holds(self.objects[name]), limit_seconds)

@@ -22,6 +22,7 @@ from setup.steps import SetupError, elapsed, run_step, say
 
 MARKER = "tandem-complete"
 NEEDED_BYTES = 9_000_000_000  # 5.9 GB environment, 2.5 GB of packages in pip's cache, and some air
+UNUSED_SECONDS = 14 * 86400
 
 
 def ensure_environment(root: Path) -> Path:
@@ -29,14 +30,25 @@ def ensure_environment(root: Path) -> Path:
     directory = environment_dir(root)
     marker = directory / MARKER
     if marker.exists():
+        marker.touch()
         return directory
     check_machine()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with locked(directory.with_suffix(".lock")):
         if not marker.exists():
+            remove_unused(directory.parent)
             make_environment(root, directory)
             marker.touch()
     return directory
+
+
+def remove_unused(cache: Path) -> None:
+    """Environments that no checkout asked for in a long time: every change of a dependency makes another one."""
+    for marker in cache.glob(f"venv-*/{MARKER}"):
+        if time.time() - marker.stat().st_mtime > UNUSED_SECONDS:
+            say(f"removing {marker.parent}, unused for {UNUSED_SECONDS // 86400} days")
+            marker.unlink()  # first: a folder that is half gone must not count as whole
+            shutil.rmtree(marker.parent)
 
 
 def check_machine() -> None:

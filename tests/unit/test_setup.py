@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from setup.constraints import pins_of
-from setup.environment import MARKER, ensure_environment, locked
+from setup.environment import MARKER, ensure_environment, locked, remove_unused
 from setup.progress import PipProgress
 from setup.requirements import Requirements, environment_dir
 from setup.steps import SetupError
@@ -65,6 +67,19 @@ def test_an_interrupted_set_up_is_made_good_and_then_found_again(
     assert capsys.readouterr().out == ""
 
 
+def test_environments_that_nobody_uses_any_more_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    old, used = (environment_dir(checkout(tmp_path / name, pin=f"leaf=={name}")) for name in ("0.1", "0.2"))
+    for folder, age_days in ((old, 15), (used, 1)):
+        folder.mkdir(parents=True)
+        (folder / MARKER).touch()
+        seconds = time.time() - age_days * 86400
+        os.utime(folder / MARKER, (seconds, seconds))
+    remove_unused(old.parent)
+    assert not old.exists()
+    assert used.exists()
+
+
 def test_a_package_that_cannot_be_had_ends_in_its_name_and_the_log(wheels: Path, tmp_path: Path) -> None:
     root = checkout(tmp_path / "one", dependency="no-such-leaf")
     with pytest.raises(SetupError, match=r"(?s)all of its output is in .*\.log.*no-such-leaf"):
@@ -110,11 +125,12 @@ def test_every_checkout_runs_its_own_code(tmp_path: Path) -> None:
         module = tmp_path / name / "operator/tandem_operator/api/crd.py"
         module.parent.mkdir(parents=True)
         module.write_text(f"print('code of {name}')")
+        (tmp_path / name / "crds").mkdir()
         shutil.copy(ROOT / "Makefile", tmp_path / name)
     for name in ("one", "two"):
         command = ["make", "--silent", "--assume-old=venv", f"RUN={sys.executable} -m", "crds"]
-        made = subprocess.run(command, cwd=tmp_path / name, text=True, capture_output=True, check=True)
-        assert made.stdout == f"code of {name}\n"
+        subprocess.run(command, cwd=tmp_path / name, check=True)
+        assert (tmp_path / name / "crds/speculativedeployments.yaml").read_text() == f"code of {name}\n"
 
 
 def test_progress_tells_the_phase_and_how_far_it_is() -> None:
