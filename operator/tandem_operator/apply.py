@@ -1,4 +1,4 @@
-"""Carrying out a plan: server-side apply under one field manager, deletions, commands, events, and status last.
+"""Carrying out a plan: children by server-side apply, deletions, commands, status, and last events.
 
 A child that the API server refuses (an affinity that does not parse, a quota) does not stop the others: it becomes a
 condition that carries the server's own words, and the pass is tried again later.
@@ -97,28 +97,21 @@ async def _delete(api: client.ApiClient, namespace: str, deletion: Deletion) -> 
 
 
 async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, status: Status) -> bool:
-    """The whole status by server-side apply; False if the object has changed or gone since it was observed.
+    """Replace the status; False if the object has changed, gone, or been made anew since it was observed.
 
-    The version stops a status from landing on an object that was made anew under the same name: a uid alone would be
-    ignored there (the API server resets the metadata of a status update).
+    Replaced, not applied: the version is then held to (of an applied status a uid is ignored), and under an older CRD
+    fields that it does not know are dropped, where server-side apply would refuse the whole status.
     """
+    metadata = resource.metadata
     body = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
-        "metadata": {"name": resource.metadata.name, "resourceVersion": resource.metadata.resource_version},
+        "metadata": {"name": metadata.name, "resourceVersion": metadata.resource_version},
         "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
     try:
-        await client.CustomObjectsApi(api).patch_namespaced_custom_object_status(
-            GROUP,
-            VERSION,
-            resource.metadata.namespace,
-            PLURAL,
-            resource.metadata.name,
-            body,
-            field_manager=names.FIELD_MANAGER,
-            force=True,
-            _content_type=APPLY,
+        await client.CustomObjectsApi(api).replace_namespaced_custom_object_status(
+            GROUP, VERSION, metadata.namespace, PLURAL, metadata.name, body, field_manager=names.FIELD_MANAGER
         )
     except client.ApiException as error:
         if error.status in (404, 409):
