@@ -113,18 +113,29 @@ def test_worker_without_a_drafter_serves_the_target() -> None:
     assert (status.speculation_enabled, status.speculation_reason) == (False, "NoDrafter")
 
 
-def test_nan_in_the_target_ends_in_a_termination_message(tmp_path: Path) -> None:
-    target, message = copy_of("target", tmp_path), tmp_path / "termination-log"
-    overwrite(target, "model.layers.2.mlp.down_proj.weight", b"\xc0\x7f")  # NaN in bf16
-    app = typer.Typer()
+def test_address_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        result, failure = served(tmp_path, TINY_PAIR / "target", "--host=127.0.0.1", f"--port={other.getsockname()[1]}")
+    assert (result, failure.reason) == (ExitCode.CANNOT_LOAD, "CannotListen")
+    assert "Address already in use" in failure.message
+
+
+def served(folder: Path, target: Path, *more: str) -> tuple[int, WorkerFailure]:
+    """Exit code and termination message of `tandem-worker serve`."""
+    app, message = typer.Typer(), folder / "termination-log"
     app.command()(serve)
-    arguments = [f"--target={target}", f"--drafter={TINY_PAIR / 'drafter'}", "--model=tiny"]
+    arguments = [f"--target={target}", f"--drafter={TINY_PAIR / 'drafter'}", "--model=tiny", *more]
     result = CliRunner().invoke(app, [*arguments, f"--termination-message={message}"])
-    assert result.exit_code == ExitCode.CANNOT_LOAD
-    failure = WorkerFailure.model_validate_json(message.read_text())
-    assert failure.reason == "EngineBroken"
-    assert "not finite" in failure.message
     assert message.stat().st_size <= TERMINATION_MESSAGE_LIMIT_BYTES
+    return result.exit_code, WorkerFailure.model_validate_json(message.read_text())
+
+
+def test_nan_in_the_target_ends_in_a_termination_message(tmp_path: Path) -> None:
+    target = copy_of("target", tmp_path)
+    overwrite(target, "model.layers.2.mlp.down_proj.weight", b"\xc0\x7f")  # NaN in bf16
+    result, failure = served(tmp_path, target, "--host=127.0.0.1", "--port=0")
+    assert (result, failure.reason) == (ExitCode.CANNOT_LOAD, "EngineBroken")
+    assert "not finite" in failure.message
 
 
 def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:

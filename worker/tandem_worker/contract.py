@@ -137,7 +137,7 @@ class WorkerStatus(Frozen):
 class WorkerFailure(Frozen):
     """Termination message of a worker that does not start."""
 
-    reason: str  # CheckpointChanged, ResolutionDiffers, CannotLoad, EngineBroken
+    reason: str  # CheckpointChanged, ResolutionDiffers, CannotLoad, CannotListen, EngineBroken
     message: str
     found: Fingerprints | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from tandem_worker.contract import (
     WorkerFailure,
 )
 from tandem_worker.engine.engine import EngineOptions
-from tandem_worker.server.run import run
+from tandem_worker.server.run import bind, run
 from tandem_worker.server.start import CannotStart, Settings, start
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def serve(
     """Serve a target, with or without a drafter, over an OpenAI-compatible API.
 
     Exit codes: 0 drained; 3 a checkpoint is not the one that was validated; 4 the pair was wired otherwise than
-    validated; 5 it can not be loaded, or the engine is broken.
+    validated; 5 it can not be loaded or can not listen, or the engine is broken.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     settings = Settings(
@@ -65,13 +66,22 @@ def serve(
         pod_uid=pod_uid,
     )
     try:
+        bound = _bind(host, port)
         worker = start(settings)
     except CannotStart as failure:
         raise _ended(failure.code, failure.failure, termination_message) from None
-    run(worker, host, port, drain_seconds)
+    run(worker, bound, drain_seconds)
     if worker.engine.broken:
         broken = WorkerFailure(reason="EngineBroken", message=f"The engine failed: {worker.engine.broken}")
         raise _ended(ExitCode.CANNOT_LOAD, broken, termination_message)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind(host, port)
+    except OSError as failure:
+        message = f"{host}:{port} can not be listened on: {failure.strerror}. Choose another --host or --port."
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotListen", message) from failure
 
 
 def _ended(code: ExitCode, failure: WorkerFailure, file: Path | None) -> typer.Exit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -29,16 +30,30 @@ class Server(uvicorn.Server):
         yield
 
 
-def run(worker: Worker, host: str, port: int, drain_seconds: float) -> None:
+def bind(host: str, port: int) -> socket.socket:
+    """Takes the address, so that a taken one shows before anything is loaded; connections are refused until `run`.
+
+    Raises OSError.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    bound = socket.socket(family, kind)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def run(worker: Worker, bound: socket.socket, drain_seconds: float) -> None:
     """Returns when the worker has drained or its engine is broken."""
-    asyncio.run(_run(worker, host, port, drain_seconds))
+    asyncio.run(_run(worker, bound, drain_seconds))
 
 
-async def _run(worker: Worker, host: str, port: int, drain_seconds: float) -> None:
+async def _run(worker: Worker, bound: socket.socket, drain_seconds: float) -> None:
     config = uvicorn.Config(
         make_app(worker),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -51,7 +66,7 @@ async def _run(worker: Worker, host: str, port: int, drain_seconds: float) -> No
         loop.add_signal_handler(number, stop.set)
     ending = asyncio.create_task(_end(worker, server, stop, drain_seconds))
     try:
-        await server.serve()
+        await server.serve(sockets=[bound])
     finally:
         ending.cancel()
         worker.engine.stop()
