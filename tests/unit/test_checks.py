@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem_worker.checkpoint import open_checkpoint, read_drafter, read_target
-from tandem_worker.checks import Pair, parameter_name, run_checks, same_checkpoint
-from tandem_worker.contract import Finding, Severity
+from tandem_worker.checkpoint import open_checkpoint
+from tandem_worker.checkpoint.declared import read_declared_drafter, read_declared_target
+from tandem_worker.checks import Origin, Pairing, parameter_name, run_checks, same_checkpoint
+from tandem_worker.engines import load
+from tandem_worker.finding import Finding, Severity, Verdict
 from unit.pairs import DRAFT_VOCAB, DRAFTED, HIDDEN, VOCAB, Files, described, drafter_files, target_files
 
 Change = Callable[[Files, Files], None]  # of target and drafter
@@ -22,12 +24,16 @@ def findings(folder: Path, change: Change, trained_on: tuple[int, ...] | None = 
     """The first of each code. Notes are left out."""
     target, drafter = target_files(), drafter_files()
     change(target, drafter)
-    pair = described(folder, target, drafter, trained_on)
     seen: dict[str, Finding] = {}
-    for finding in run_checks(pair):
+    for finding in run_checks(paired(folder, target, drafter, trained_on))[0]:
         if finding.severity is not Severity.NOTE:
             seen.setdefault(finding.code, finding)
     return seen
+
+
+def paired(folder: Path, target: Files, drafter: Files, trained_on: tuple[int, ...] | None = None) -> Pairing:
+    ours, theirs = open_checkpoint(target.write(folder / "target")), open_checkpoint(drafter.write(folder / "drafter"))
+    return Pairing(read_declared_target(ours), read_declared_drafter(theirs), load("builtin"), trained_on)
 
 
 def drafter_config(**fields: object) -> Change:
@@ -73,7 +79,7 @@ ERRORS: list[tuple[str, Change, str]] = [
     ("TDM-TENSORS-DROPPED", tensor("fc.bias", np.ones(HIDDEN)), "fc.bias"),
     ("TDM-TENSORS-DROPPED", tensor("midlayer.self_attn.q_norm.weight", np.ones(6)), "q_norm"),
     ("TDM-TENSORS-DROPPED", tensor("layers.1.mlp.up_proj.weight", np.ones((24, 16))), "layers.1."),
-    ("TDM-PARAMETERS-MISSING", lambda t, d: d.rename("midlayer.", "decoder."), "would stay random"),
+    ("TDM-TENSORS-DROPPED", lambda t, d: d.rename("midlayer.", "decoder."), "10 parameters would stay random"),
     ("TDM-PARAMETERS-MISSING", without("fc.weight"), "fc.weight"),
     ("TDM-PARAMETERS-MISSING", without("lm_head.weight"), "The target's head has 64 rows, the drafter's needs 12"),
     ("TDM-TENSORS-COLLIDE", tensor("model.norm.weight", np.ones(HIDDEN)), "model.norm.weight, norm.weight"),
@@ -99,11 +105,11 @@ ERRORS: list[tuple[str, Change, str]] = [
     ("TDM-T2D-COUNT", tensor("t2d", np.isin(np.arange(VOCAB), DRAFTED[:5])), "marks 5"),
     ("TDM-VOCABULARY-SIZE", target_config(vocab_size=VOCAB + 5000), "64; the target has 5064"),
     ("TDM-VOCABULARY-SIZE", drafter_config(vocab_size=VOCAB + 1), "65; the target has 64"),
-    ("TDM-DRAFTER-SHAPE", drafter_config(draft_vocab_size=None), "lm_head.weight"),
+    ("TDM-DRAFT-VOCABULARY-SIZE", drafter_config(draft_vocab_size=None), "lm_head.weight has 12 rows"),
     ("TDM-TIED-REDUCED-VOCABULARY", drafter_config(tie_word_embeddings=True), "12 rows"),
     # shapes
     ("TDM-DRAFTER-SHAPE", drafter_config(num_key_value_heads=4), "k_proj"),
-    ("TDM-DRAFTER-SHAPE", tensor("midlayer.self_attn.q_proj.weight", np.ones((24, 16))), "2 x hidden columns"),
+    ("TDM-DRAFTER-SHAPE", tensor("midlayer.self_attn.q_proj.weight", np.ones((24, 16))), "2 x hidden_size = 32 columns"),
     ("TDM-DRAFTER-SHAPE", drafter_config(intermediate_size=32), "gate_proj"),
     ("TDM-DRAFTER-SHAPE", tensor("norm.weight", np.ones(HIDDEN + 1)), "norm.weight"),
     ("TDM-HEAD-DIM-GUESSED", without(config=("head_dim",)), "gives 4, the tensors say 6"),
@@ -220,7 +226,7 @@ def test_what_the_engine_captures_is_compared_with_the_training_run(tmp_path: Pa
 def test_defaults_that_engines_fill_in_differently_are_noted(tmp_path: Path) -> None:
     drafter = drafter_files()
     del drafter.config["norm_before_residual"], drafter.config[IDS]
-    notes = {finding.code: finding.message for finding in run_checks(described(tmp_path, target_files(), drafter))}
+    notes = {finding.code: finding.message for finding in run_checks(paired(tmp_path, target_files(), drafter))[0]}
     assert "[2, 4, 5]" in notes["TDM-LAYER-IDS-DEFAULT"]
     assert "takes false" in notes["TDM-NORM-BEFORE-RESIDUAL-DEFAULT"]
     assert "TDM-EMBEDDING-SHARED" in notes
@@ -284,7 +290,7 @@ def test_a_drafter_that_is_the_target_by_path_or_by_content(tmp_path: Path) -> N
     assert same_checkpoint(target, drafter) is None
 
 
-def real_size_pair(folder: Path) -> Pair:
+def real_size_pair(folder: Path) -> Pairing:
     """Llama-3.1-8B and its public EAGLE-3 head by their shapes: headers of 17 GB on a few kilobytes of disk."""
     common = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
     common |= {"vocab_size": 128256, "max_position_embeddings": 2048, "rope_theta": 500000}
@@ -308,9 +314,8 @@ def real_size_pair(folder: Path) -> Pair:
     heads |= {"fc": [4096, 12288], "midlayer.hidden_norm": [4096], "norm": [4096], "lm_head": [32000, 4096]}
     tensors = {f"{name}.weight": ("F16", shape, 2) for name, shape in heads.items()}
     sparse(folder / "drafter", drafter, tensors | {"d2t": ("I64", [32000], 8), "t2d": ("BOOL", [128256], 1)})
-    target_checkpoint, drafter_checkpoint = open_checkpoint(folder / "target"), open_checkpoint(folder / "drafter")
-    read = read_target(target_checkpoint)
-    return Pair(read, read_drafter(drafter_checkpoint, read), target_checkpoint, drafter_checkpoint)
+    ours, theirs = open_checkpoint(folder / "target"), open_checkpoint(folder / "drafter")
+    return Pairing(read_declared_target(ours), read_declared_drafter(theirs), load("builtin"))
 
 
 def sparse(folder: Path, config: dict[str, object], tensors: dict[str, tuple[str, list[int], int]]) -> None:
@@ -328,9 +333,10 @@ def sparse(folder: Path, config: dict[str, object], tensors: dict[str, tuple[str
 
 
 def test_a_pair_of_real_size_is_judged_by_its_headers(tmp_path: Path) -> None:
-    pair = real_size_pair(tmp_path)
-    assert pair.resolution.missing == ()
-    assert pair.resolution.fc_input_width == 12288
-    assert pair.drafter.capture_indexes == (2, 16, 29)
-    errors = {finding.code for finding in run_checks(pair) if finding.severity is Severity.ERROR}
-    assert errors == {"TDM-WEIGHTS-ALL-ZERO", "TDM-T2D-COUNT", "TDM-D2T-AGAINST-T2D"}  # the files are sparse, and nothing else is wrong
+    pairing = real_size_pair(tmp_path)
+    assert Origin.RANDOM not in pairing.resolution.parameters.values()
+    assert pairing.resolution.captured == (2, 16, 29)
+    assert (pairing.resolution.states, pairing.resolution.target_width) == (3, 4096)
+    findings, verdict = run_checks(pairing)
+    assert verdict is Verdict.FITS
+    assert "TDM-VALUES-NOT-WRITTEN" in {finding.code for finding in findings}  # the files are sparse

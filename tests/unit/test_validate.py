@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tandem_worker import validate as validation
-from tandem_worker.__main__ import app
+from tandem_worker.checks import judge as judging
+from tandem_worker.command import app
 from tandem_worker.contract import TERMINATION_MESSAGE_LIMIT_BYTES, ValidationReport, Verdict
 from unit.pairs import TINY_PAIR, copy_of, drafter_files, overwrite, target_files
 
@@ -123,7 +123,7 @@ def test_a_fault_of_the_validator_is_a_finding_and_not_a_traceback(monkeypatch: 
     def fails(pair: object) -> None:
         raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr(validation, "run_checks", fails)
+    monkeypatch.setattr(judging, "run_checks", fails)
     code, report, shown = run(TINY_PAIR / "target", TINY_PAIR / "drafter")
     assert (code, report.verdict) == (2, Verdict.COULD_NOT_CHECK)
     assert codes(report) == {"TDM-VALIDATOR-FAILED"}

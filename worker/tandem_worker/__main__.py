@@ -1,88 +1,18 @@
-"""`tandem-worker validate` and `tandem-worker serve`."""
+"""`tandem-worker`. The static commands start without what the other ones import."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.console import Console
-
-from tandem_worker.contract import ValidationReport
-from tandem_worker.finding import EXIT_CODES
-from tandem_worker.report import print_report
-from tandem_worker.validate import Mode, Request, validate
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-
-
-@app.callback()
-def _tandem_worker() -> None:
-    """Validate a pair of target and drafter, or serve it."""
-
-
-def _parse_indexes(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.strip("[] ").split(","))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of capture indexes such as 2,4,5") from None
-
-
-@app.command("validate")
-def validate_command(
-    target: Annotated[Path, typer.Option(help="Folder of the target checkpoint.")],
-    drafter: Annotated[Path, typer.Option(help="Folder of the drafter checkpoint.")],
-    mode: Annotated[Mode, typer.Option(help="Static looks at the files; Probe also runs the pair.")] = Mode.STATIC,
-    draft_length: Annotated[int, typer.Option(min=1, max=16, help="Tokens proposed per round (probe).")] = 4,
-    min_accept_length: Annotated[float, typer.Option(min=1, help="Tokens per round that the probe asks for.")] = 1.3,
-    trained_on: Annotated[str | None, typer.Option(help="Capture indexes of the training run, such as 2,4,5.")] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='JSON lines with "prompt": calibration prompts in place of those that are built in.'),
-    ] = None,
-    termination_message: Annotated[
-        Path | None, typer.Option(help="File that takes the report, shortened to 4 KiB.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Only the report as JSON.")] = False,
-) -> None:
-    """Does this drafter fit this target? Exit code 0: it fits; 1: it does not; 2: that could not be checked."""
-    indexes = _parse_indexes(trained_on)
-    report = validate(Request(target, drafter, mode, draft_length, min_accept_length, indexes, prompts))
-    if not json:
-        print_report(report, Console(stderr=True))
-    if json or not sys.stdout.isatty():
-        print(report.model_dump_json(exclude_defaults=True), flush=True)
-    if termination_message is not None:
-        _write_termination_message(report, termination_message)
-    raise typer.Exit(EXIT_CODES[report.verdict])
-
-
-def _write_termination_message(report: ValidationReport, file: Path) -> None:
-    """The log holds the same report, so a failure to write is told and does not change the verdict."""
-    try:
-        file.write_text(report.termination_message(), encoding="utf-8")
-    except OSError as failure:
-        print(f"The termination message {file} could not be written: {failure.strerror}.", file=sys.stderr)
-
-
-@app.command(
-    "serve",
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def serve_command(context: typer.Context) -> None:
-    """Serve the pair over an OpenAI-compatible API."""
-    from tandem_worker.server.command import serve  # brings torch, which validation starts without
-
-    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    command.command()(serve)
-    command(args=context.args, prog_name="tandem-worker serve")
 
 
 def main() -> None:
+    if sys.argv[1:2] in (["check"], ["explain"]):
+        from tandem_worker import check
+
+        command = check.check if sys.argv[1] == "check" else check.explain
+        sys.exit(command(sys.argv[2:]))
+    from tandem_worker.command import app
+
     app()
 
 

@@ -6,15 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem_worker.contract import CaptureIndexes, Finding, ProbeResult, Severity, ValidationReport, Verdict
-
-VERDICTS = {
-    Verdict.FITS: ("FITS", "bold green"),
-    Verdict.FITS_WITH_WARNINGS: ("FITS, WITH WARNINGS", "bold green"),
-    Verdict.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"),
-    Verdict.COULD_NOT_CHECK: ("COULD NOT CHECK", "bold yellow"),
-}
-STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+from tandem_worker.contract import CaptureIndexes, ProbeResult, ValidationReport
+from tandem_worker.tables import VERDICTS, findings_table
 
 
 def print_report(report: ValidationReport, console: Console) -> None:
@@ -27,7 +20,7 @@ def print_report(report: ValidationReport, console: Console) -> None:
     if facts.row_count:
         console.print(facts)
     if report.findings:
-        console.print(_findings_table(report.findings))
+        console.print(findings_table(report.findings))
 
 
 def _facts(captured: CaptureIndexes | None, probe: ProbeResult | None) -> list[tuple[str, str]]:
@@ -46,15 +39,3 @@ def _facts(captured: CaptureIndexes | None, probe: ProbeResult | None) -> list[t
         if probe.diagnosis:
             facts.append(("diagnosis", probe.diagnosis))
     return facts
-
-
-def _findings_table(findings: tuple[Finding, ...]) -> Table:
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("finding", no_wrap=True)
-    table.add_column("what, where, what to do", overflow="fold")
-    order = list(Severity)
-    for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
-        place = " ".join(part for part in (finding.file, finding.where) if part)
-        lines = [finding.message, place, finding.action]
-        table.add_row(Text(finding.code, STYLES[finding.severity]), Text("\n".join(line for line in lines if line)))
-    return table

@@ -5,29 +5,21 @@ Static mode never imports torch: it starts in a fraction of a second and needs n
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tandem_worker.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    fingerprint,
-    open_checkpoint,
-    read_drafter,
-    read_target,
-)
-from tandem_worker.checkpoint.errors import error, printable
-from tandem_worker.checks import Pair, run_checks, same_checkpoint
-from tandem_worker.contract import (
-    CaptureIndexes,
-    Fingerprints,
-    ProbeResult,
-    ValidationReport,
-)
-from tandem_worker.finding import Finding, Severity, Verdict
+from tandem_worker.checkpoint import CheckpointError, fingerprint, read_drafter, read_target
+from tandem_worker.checkpoint.declared import DeclaredDrafter
+from tandem_worker.checkpoint.errors import error
+from tandem_worker.checks import EngineResolution, Origin, Pair, Pairing, Use
+from tandem_worker.checks.catalogue import verdict_of
+from tandem_worker.checks.deployment import Deployment
+from tandem_worker.checks.judge import Judgement, errors_of, first_of, judge, open_pairing, refused, unexpected
+from tandem_worker.contract import CaptureIndexes, Fingerprints, ProbeResult, Resolution, ValidationReport
+from tandem_worker.engines import Engine, load
+from tandem_worker.finding import Finding, Verdict
 
 PROBE_GOES_ON = frozenset({"TDM-CAPTURE-INDEX-MISMATCH"})
 """Errors that do not keep the pair from running: the probe then adds its own figures to what was said on paper."""
@@ -47,6 +39,8 @@ class Request:
     min_accept_length: float  # tokens per round, bonus token included
     trained_on: tuple[int, ...] | None = None  # capture indexes
     prompts: Path | None = None  # JSON lines with "prompt", beside the prompts that come with the worker
+    engine: Engine = field(default_factory=lambda: load("builtin"))
+    deployment: Deployment = field(default_factory=Deployment)
 
 
 def validate(request: Request) -> ValidationReport:
@@ -54,110 +48,110 @@ def validate(request: Request) -> ValidationReport:
     try:
         return _validate(request)
     except CheckpointError as failure:
-        return _refusal(request.mode, failure)
+        return _report(request, refused(failure))
     except Exception as failure:
-        return _refusal(request.mode, CheckpointError(_unexpected(failure)))
+        return _report(request, refused(CheckpointError(unexpected(failure))))
 
 
 def _validate(request: Request) -> ValidationReport:
-    target_checkpoint, drafter_checkpoint = _open_both(request)
-    same = same_checkpoint(target_checkpoint, drafter_checkpoint)
-    if same:
-        raise CheckpointError(same, verdict=Verdict.DOES_NOT_FIT)
-    target = read_target(target_checkpoint)
-    drafter = read_drafter(drafter_checkpoint, target)
-    pair = Pair(target, drafter, target_checkpoint, drafter_checkpoint, request.trained_on)
-    findings = run_checks(pair)
-    verdict = _verdict(findings)
+    pairing = open_pairing(request.target, request.drafter, request.engine, request.trained_on, request.deployment)
+    judged = judge(pairing)
+    findings, verdict, summary = judged.findings, judged.verdict, judged.summary
     probe: ProbeResult | None = None
-    if request.mode is Mode.PROBE and all(finding.code in PROBE_GOES_ON for finding in _errors(findings)):
-        probe, seen, probe_verdict = _probe(pair, request)
-        findings += seen
-        verdict = probe_verdict if verdict is Verdict.FITS else verdict
+    if request.mode is Mode.PROBE and verdict is not Verdict.COULD_NOT_CHECK:
+        if all(finding.code in PROBE_GOES_ON for finding in errors_of(findings)):
+            probe, seen, probe_verdict = _probe(pairing, request)
+            findings += seen
+            verdict = verdict if probe_verdict is Verdict.FITS or not _fits(verdict) else probe_verdict
+            summary = _probed(pairing, findings, probe) or summary
+    judged = Judgement(verdict, summary, findings, judged.pairing)
+    return _report(request, judged, probe)
+
+
+def _report(request: Request, judged: Judgement, probe: ProbeResult | None = None) -> ValidationReport:
+    pairing = judged.pairing
+    if pairing is None:
+        return ValidationReport(
+            verdict=judged.verdict, mode=request.mode, summary=judged.summary, findings=judged.findings
+        )
+    resolution, drafter = pairing.resolution, pairing.drafter
     return ValidationReport(
-        verdict=verdict,
+        verdict=judged.verdict,
         mode=request.mode,
-        summary=_summary(pair, findings, probe),
-        findings=findings,
-        capture_indexes=CaptureIndexes(
-            declared=drafter.declared_layer_ids,
-            declared_at=drafter.declared_at,
-            engine=drafter.capture_indexes,
-            trained_on=request.trained_on,
-        ),
-        resolution=pair.resolution,
+        summary=judged.summary,
+        findings=judged.findings,
+        capture_indexes=_capture_indexes(drafter, resolution, request.trained_on),
+        resolution=_reported(resolution) if resolution.captured is not None else None,
         probe=probe,
-        fingerprints=Fingerprints(target=fingerprint(target_checkpoint), drafter=fingerprint(drafter_checkpoint)),
+        fingerprints=Fingerprints(
+            target=fingerprint(pairing.target.checkpoint), drafter=fingerprint(drafter.checkpoint)
+        ),
     )
 
 
-def _open_both(request: Request) -> tuple[Checkpoint, Checkpoint]:
-    """Looks at both before raising, so that one run tells of all damage."""
-    opened: list[Checkpoint] = []
-    damage: list[Finding] = []
-    for path in (request.target, request.drafter):
-        try:
-            opened.append(open_checkpoint(path))
-        except CheckpointError as failure:
-            damage.extend(failure.findings)
-    if damage:
-        raise CheckpointError(*damage)
-    target, drafter = opened
-    return target, drafter
+def _capture_indexes(
+    drafter: DeclaredDrafter, resolution: EngineResolution, trained_on: tuple[int, ...] | None
+) -> CaptureIndexes:
+    where, declared = resolution.ids_where, resolution.ids
+    if declared is None and drafter.ids:
+        where, declared = next(iter(drafter.ids.items()))
+    return CaptureIndexes(
+        declared=declared, declared_at=where or "default", engine=resolution.captured or (), trained_on=trained_on
+    )
 
 
-def _probe(pair: Pair, request: Request) -> tuple[ProbeResult | None, tuple[Finding, ...], Verdict]:
+def _reported(resolution: EngineResolution) -> Resolution:
+    """What the engine will do, in the words that its worker reports what it did."""
+    origins, uses = resolution.parameters, resolution.tensors
+    return Resolution(
+        capture_indexes=resolution.captured or (),
+        fc_input_width=(resolution.states or 0) * (resolution.target_width or 0),
+        fc_applied=resolution.fc_applied,
+        norm_before_residual=resolution.flags["norm_before_residual"].value,
+        loaded=_names(name for use, name in uses.values() if use is Use.LOADED and name in origins),
+        shared=_names(name for name, origin in origins.items() if origin is Origin.TARGET),
+        missing=_names(name for name, origin in origins.items() if origin is Origin.RANDOM),
+        dropped=_names(key for key, (use, _) in uses.items() if use is not Use.LOADED),
+    )
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
+def _probe(pairing: Pairing, request: Request) -> tuple[ProbeResult | None, tuple[Finding, ...], Verdict]:
+    if request.engine.name != "builtin":
+        finding = error(
+            "TDM-PROBE-ENGINE",
+            f"The probe runs the builtin engine; {request.engine.title} can be checked statically.",
+            where="engine",
+            found=request.engine.name,
+            expected="builtin",
+            action="Use the mode Static.",
+        )
+        return None, (finding,), Verdict.COULD_NOT_CHECK
     from tandem_worker.probe import probe  # brings torch
 
+    target = read_target(pairing.target.checkpoint)
+    drafter = read_drafter(pairing.drafter.checkpoint, target)
+    pair = Pair(target, drafter, pairing.target.checkpoint, pairing.drafter.checkpoint, request.trained_on)
     try:
         result, findings = probe(pair, request.draft_length, request.min_accept_length, request.prompts)
     except CheckpointError as failure:
         return None, failure.findings, failure.verdict
-    return result, findings, _verdict(findings)
+    return result, findings, verdict_of(findings, unknown=False)
 
 
-def _verdict(findings: Iterable[Finding]) -> Verdict:
-    return Verdict.DOES_NOT_FIT if _errors(findings) else Verdict.FITS
-
-
-def _errors(findings: Iterable[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.severity is Severity.ERROR]
-
-
-def _summary(pair: Pair, findings: tuple[Finding, ...], probe: ProbeResult | None) -> str:
-    errors = _errors(findings)
-    if errors:
-        return _first_of(errors)
-    captured = f"the builtin engine captures {list(pair.resolution.capture_indexes)}"
-    if probe is None:
-        loaded, shared = len(pair.resolution.loaded), len(pair.resolution.shared)
-        return f"The drafter fits the target on paper: {captured}, loads {loaded} parameters and shares {shared}."
+def _probed(pairing: Pairing, findings: tuple[Finding, ...], probe: ProbeResult | None) -> str:
+    errors = errors_of(findings)
+    if errors or probe is None:
+        return first_of(errors) if errors else ""
     return (
         f"The drafter predicts the target: accept length {probe.accept_length:.2f} at draft length "
-        f"{probe.draft_length}, position-0 acceptance {probe.position0:.2f} over {probe.drafts} drafts; {captured}."
+        f"{probe.draft_length}, position-0 acceptance {probe.position0:.2f} over {probe.drafts} drafts; "
+        f"the builtin engine captures {list(pairing.resolution.captured or ())}."
     )
 
 
-def _first_of(errors: list[Finding]) -> str:
-    more = len(errors) - 1
-    return errors[0].message + (f" And {more} more error{'s' * (more > 1)}." if more else "")
-
-
-def _refusal(mode: Mode, failure: CheckpointError) -> ValidationReport:
-    return ValidationReport(
-        verdict=failure.verdict, mode=mode, summary=_first_of(list(failure.findings)), findings=failure.findings
-    )
-
-
-def _unexpected(failure: Exception) -> Finding:
-    """Last resort: a fault of ours, named with its place so that it can be reported, and no traceback."""
-    frame = traceback.extract_tb(failure.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    reason = printable(f"{type(failure).__name__}: {failure}", 200)
-    return error(
-        "TDM-VALIDATOR-FAILED",
-        f"The validation itself failed with {reason} at {place}.",
-        where=place,
-        found=reason,
-        action="Report this with the config.json of both checkpoints.",
-    )
+def _fits(verdict: Verdict) -> bool:
+    return verdict in (Verdict.FITS, Verdict.FITS_WITH_WARNINGS)

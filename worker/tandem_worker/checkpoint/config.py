@@ -30,6 +30,17 @@ class Config:
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def raw(self, name: str) -> object:
+        """The value as it stands; None when absent."""
+        return self._values.get(name)
+
+    def states_null(self, name: str) -> bool:
+        """Whether the field stands there and is null: some engines tell that from an absent one."""
+        return name in self._values and self._values[name] is None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         value = self._value(name, default)
         if not _is_integer(value) or not minimum <= value <= LARGEST_INTEGER:

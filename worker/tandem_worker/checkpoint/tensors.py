@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeAlias
@@ -31,6 +33,29 @@ def read_rows(tensor: TensorInfo, rows: Sequence[int]) -> Array:
     row_bytes = prod(tensor.shape[1:]) * DTYPE_BITS[tensor.dtype] // 8
     spans = [(tensor.start + row * row_bytes, tensor.start + (row + 1) * row_bytes) for row in rows]
     return _decode(tensor, _read(tensor, spans)).reshape((len(rows), *tensor.shape[1:]))
+
+
+BLOCK_BYTES = 4096
+
+
+def unwritten(tensor: TensorInfo) -> bool:
+    """Whether the file is sparse where this tensor lies: it was given its size, and nothing was ever written there.
+
+    Copies of headers, made to look at a checkpoint without its weights, are such files.
+    """
+    first = -(-tensor.start // BLOCK_BYTES) * BLOCK_BYTES  # whole blocks: the others may hold a neighbour's bytes
+    last = tensor.end // BLOCK_BYTES * BLOCK_BYTES
+    with readable(tensor.file), tensor.file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        if tensor.end == tensor.start or status.st_blocks * 512 >= status.st_size:
+            return False
+        if first >= last:
+            stream.seek(tensor.start)
+            return not any(stream.read(tensor.end - tensor.start))
+        try:
+            return os.lseek(stream.fileno(), first, os.SEEK_DATA) >= last
+        except OSError as failure:  # ENXIO: no data from here to the end of the file
+            return failure.errno == errno.ENXIO
 
 
 def _read(tensor: TensorInfo, spans: list[tuple[int, int]]) -> bytes:

@@ -2,44 +2,115 @@
 
 from __future__ import annotations
 
-from tandem_worker.checkpoint import Checkpoint, fingerprint
+from collections.abc import Iterable
+
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, fingerprint
 from tandem_worker.checkpoint.errors import error
-from tandem_worker.checks import capture, parameters, settings, shapes, vocabulary, weights
-from tandem_worker.checks.pair import Check, Pair
-from tandem_worker.finding import Finding
+from tandem_worker.checks import builtin, capture, classes, parallel, parameters, settings, shapes, vocabulary, weights
+from tandem_worker.checks.pairing import Check, Pairing
+from tandem_worker.finding import Finding, Severity, Verdict
 
 CHECKS: tuple[Check, ...] = (
+    classes.config_problems,
     capture.trained_on,
-    shapes.target_hidden_size,
+    classes.target_class,
+    classes.drafter_class,
+    capture.layer_ids_range,
+    capture.layer_ids_count,
+    capture.ignored_ids,
+    settings.target_hidden_size,
     shapes.fc_width,
     parameters.missing_parameters,
     parameters.dropped_tensors,
     parameters.colliding_tensors,
+    classes.layer_count,
+    classes.flags_ignored,
+    classes.draft_vocab_size_stated,
     vocabulary.vocabulary_sizes,
+    vocabulary.draft_vocabulary,
     vocabulary.d2t_form,
     vocabulary.d2t_values,
     vocabulary.t2d_form,
     vocabulary.t2d_count,
-    shapes.head_dim_guess,
     shapes.drafter_shapes,
-    shapes.target_shapes,
-    settings.tied_reduced_vocabulary,
-    settings.weight_dtypes,
+    parameters.tied,
+    parameters.mask_hidden,
+    parameters.fc_unused,
+    builtin.narrow_reading,
     weights.weight_values,
+    parallel.arguments,
+    parallel.tensor_parallel,
+    parallel.pipeline_parallel,
+    parallel.inherited_quantisation,
     capture.capture_order,
+    capture.convention,
+    capture.linear_layers,
+    shapes.states_from_top_level,
+    classes.traps,
+    parameters.quantised_head,
+    weights.overwritten_embedding,
+    settings.weight_dtypes,
     settings.rope_theta,
+    settings.mrope,
     settings.max_positions,
-    settings.architecture_name,
-    parameters.shared_parameters_told,
+    parameters.told,
     vocabulary.full_vocabulary,
+    vocabulary.header_only,
+    settings.defaults_of_target,
     capture.defaults_told,
 )
 
 
-def run_checks(pair: Pair) -> tuple[Finding, ...]:
+def run_checks(pairing: Pairing) -> tuple[tuple[Finding, ...], Verdict]:
     """Raises CheckpointError when a file changes or can not be read on the way."""
-    odd = pair.target_checkpoint.findings + pair.drafter_checkpoint.findings
-    return tuple(finding for check in CHECKS for finding in check(pair)) + odd
+    findings: list[Finding] = []
+    unknown = [_unknown(pairing)] if pairing.resolution.unknown else []
+    for check in CHECKS:
+        try:
+            findings += check(pairing)
+        except CheckpointError as failure:
+            if failure.verdict is not Verdict.COULD_NOT_CHECK or check is not builtin.narrow_reading:
+                raise
+            unknown += failure.findings
+    odd = pairing.target.checkpoint.findings + pairing.drafter.checkpoint.findings
+    findings = _distinct(findings)
+    return (*findings, *_distinct(unknown, findings), *odd), verdict_of(findings, bool(unknown))
+
+
+def verdict_of(findings: Iterable[Finding], unknown: bool) -> Verdict:
+    """An error outweighs what could not be told; what could not be told outweighs a warning."""
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return Verdict.DOES_NOT_FIT
+    if unknown:
+        return Verdict.COULD_NOT_CHECK
+    return Verdict.FITS_WITH_WARNINGS if Severity.WARNING in severities else Verdict.FITS
+
+
+def _distinct(findings: Iterable[Finding], told: Iterable[Finding] = ()) -> list[Finding]:
+    """Two readings of one config find the same mistake: the first is kept of each code and place."""
+    seen = {(finding.code, finding.file, finding.where) for finding in told}
+    kept = []
+    for finding in findings:
+        key = (finding.code, finding.file, finding.where)
+        if key not in seen:
+            seen.add(key)
+            kept.append(finding)
+    return kept
+
+
+def _unknown(pairing: Pairing) -> Finding:
+    engine, resolution = pairing.engine, pairing.resolution
+    versions = engine.table.versions
+    why = "" if engine.read else f" Version {engine.version} was not read; {', '.join(versions)} were."
+    return error(
+        "TDM-ENGINE-UNKNOWN",
+        f"Tandem's table of {engine.table.title} does not tell {', '.join(resolution.unknown)}.{why} All else was checked.",
+        where="engine",
+        found=engine.version,
+        expected=f"one of {', '.join(versions)}",
+        action="Name a version that was read, or a target class that the engine's table knows.",
+    )
 
 
 def same_checkpoint(target: Checkpoint, drafter: Checkpoint) -> Finding | None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
+from typing import TYPE_CHECKING
 
 from tandem_worker.checkpoint import Checkpoint, Drafter, Target, TensorInfo
-from tandem_worker.contract import Resolution
+
+if TYPE_CHECKING:
+    from tandem_worker.contract import Resolution
 
 VOCABULARY = ("d2t", "t2d")
 PARAMETERS = (
@@ -67,6 +70,8 @@ def resolve(
 
     d2t and t2d are needed unless the drafter drafts its whole vocabulary; then draft ids are target ids.
     """
+    from tandem_worker.contract import Resolution  # brings pydantic, which static checks start without
+
     loaded = drafter_parameters(drafter_checkpoint).keys()
     shareable = shared_parameters(target, drafter, target_checkpoint.tensors).keys()
     optional = VOCABULARY if drafter.draft_vocab_size == drafter.vocab_size else ()

@@ -1,170 +1,229 @@
-"""Shapes in the files against the shapes that the configs imply. [outputs, inputs] for matrices."""
+"""Shapes in the drafter's files against those that its config implies. [outputs, inputs] for matrices.
+
+Each size of an expected shape carries the field that it comes from. Sizes that disagree are gathered by that field: if
+all tensors that it sizes agree on another value, the field is wrong and is told once; otherwise the tensors are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from tandem_worker.checkpoint import Drafter, Target, TensorInfo
-from tandem_worker.checkpoint.errors import Details, error, listed
-from tandem_worker.checks.pair import Pair
+from tandem_worker.checkpoint import TensorInfo
+from tandem_worker.checkpoint.declared import IDS
+from tandem_worker.checkpoint.errors import Details, error, warning
+from tandem_worker.checks.names import PACKED
+from tandem_worker.checks.pairing import Pairing
 from tandem_worker.finding import Finding
 
-Shape = tuple[int, ...]
+PACKED_DTYPES = frozenset({"U8", "I32", "U32", "F4", "I8"})
+APART = frozenset({"fc.weight", "d2t", "t2d"})  # looked at by checks of their own
 
 
-def fc_width(pair: Pair) -> Iterable[Finding]:
+class Mismatch(NamedTuple):
+    tensor: TensorInfo
+    axis: int
+    expected: int
+    shape: tuple[int | None, ...]
+
+
+def fc_width(pairing: Pairing) -> Iterable[Finding]:
     """fc reads the captured states side by side: [H of the drafter, states x H of the target]."""
-    fc = pair.parameters.get("fc.weight")
-    states, target_hidden = len(pair.drafter.capture_indexes), pair.target.hidden_size
-    expected = (pair.drafter.hidden_size, states * target_hidden)
-    if fc is None or fc.shape == expected:
-        return
-    details: Details = {"file": fc.file, "where": fc.name, "found": list(fc.shape), "expected": list(expected)}
-    details["action"] = "Use an EAGLE-3 drafter that was trained on three states of this target."
-    if len(fc.shape) == 2 and fc.shape[1] == 2 * pair.drafter.hidden_size:
-        message = (
-            f"fc.weight is {list(fc.shape)}: inputs of 2 x hidden are the EAGLE-1 layout (embedding and one state); "
-            f"EAGLE-3 has {states} states of {target_hidden}."
-        )
-        yield error("TDM-EAGLE1-LAYOUT", message, **details)
-        return
-    width = f"{fc.shape[1]} inputs = {fc.shape[1] / target_hidden:g} states" if len(fc.shape) == 2 else "not a matrix"
-    message = (
-        f"fc.weight is {list(fc.shape)} ({width} of the target's {target_hidden}); the builtin engine gives it "
-        f"{states} states of {target_hidden} and takes {expected[0]} outputs."
+    fc, hidden, width = (
+        pairing.parameters.get("fc.weight"),
+        pairing.drafter.hidden_size.value,
+        pairing.target.hidden_size.value,
     )
-    yield error("TDM-FC-WIDTH", message, **details)
-
-
-def target_hidden_size(pair: Pair) -> Iterable[Finding]:
-    stated, actual = pair.drafter.target_hidden_size, pair.target.hidden_size
-    if stated != actual:
+    resolution = pairing.resolution
+    if fc is None or not hidden or not width or not pairing.drafter.aux:
+        return
+    states, engine_width = resolution.states, resolution.target_width or width
+    details: Details = {"file": fc.file, "where": fc.name, "found": list(fc.shape)}
+    if len(fc.shape) != 2:
+        message = (
+            f"{fc.name} is {list(fc.shape)}, not a matrix; {pairing.engine.title} gives it {states} states of {width}."
+        )
+        details |= {"expected": f"[{hidden}, {(states or 3) * width}]", "action": "Export the drafter again."}
+        yield error("TDM-FC-WIDTH", message, **details)
+        return
+    if pairing.eagle1:
         yield error(
+            "TDM-EAGLE1-LAYOUT",
+            f"fc.weight is {list(fc.shape)}: inputs of 2 x hidden ({2 * hidden}) are the EAGLE-1 layout (embedding and "
+            f"one state); EAGLE-3 has {states or 3} states of {width}.",
+            expected=[hidden, (states or 3) * width],
+            action="Use an EAGLE-3 drafter that was trained on three states of this target.",
+            **details,
+        )
+        return
+    if states is None or (fc.shape == (hidden, states * engine_width) and engine_width == width):
+        return
+    yield _fc_differs(pairing, fc, states, engine_width, hidden, width, details)
+
+
+def _fc_differs(
+    pairing: Pairing, fc: TensorInfo, states: int, engine_width: int, hidden: int, width: int, details: Details
+) -> Finding:
+    drafter, seen = pairing.drafter, fc.shape[1] / width
+    expected = [hidden, states * engine_width]
+    stated = drafter.target_hidden_size
+    if stated.value and stated.value != width:
+        return error(
             "TDM-TARGET-HIDDEN-SIZE",
-            f"The drafter was made for a target {stated} wide; this target is {actual} wide.",
-            file=pair.drafter_checkpoint.config.file,
-            where="target_hidden_size",
-            found=stated,
-            expected=actual,
+            f"The drafter was made for a target {stated.value} wide; this target is {width} wide.",
+            file=pairing.config_file,
+            where=stated.where,
+            found=stated.value,
+            expected=width,
             action="Use the target that the drafter was trained for.",
         )
+    if engine_width != width and fc.shape[1] == states * width and fc.shape[0] == hidden:
+        return error(
+            "TDM-TARGET-HIDDEN-SIZE",
+            f"fc.weight is {list(fc.shape)}, {states} states of the target's {width}; the config has no "
+            f"target_hidden_size, so {pairing.engine.title} sizes fc by the drafter's own {hidden}: {expected}.",
+            file=pairing.config_file,
+            where="target_hidden_size",
+            found="absent",
+            expected=width,
+            action=f'Add "target_hidden_size": {width} to the drafter\'s config.json.',
+        )
+    declared = [len(ids) for ids in drafter.ids.values()] + [drafter.states.value or 0]
+    if fc.shape[0] == hidden and seen in declared and engine_width == width:
+        return error(
+            "TDM-STATES-IGNORED",
+            f"The config names {seen:g} states and fc.weight {list(fc.shape)} takes {seen:g}; {pairing.engine.title} does "
+            f"not read them there and sizes fc for {states}: {expected}.",
+            file=pairing.config_file,
+            where=next(iter(drafter.ids), IDS),
+            found=list(fc.shape),
+            expected=expected,
+            action=f'Add "num_aux_hidden_states": {seen:g}, or use an engine that reads the top-level key.',
+        )
+    message = (
+        f"fc.weight is {list(fc.shape)} ({fc.shape[1]} inputs = {seen:g} states of the target's {width}); "
+        f"{pairing.engine.title} gives it {states} states of {width} and takes {hidden} outputs."
+    )
+    details["expected"] = [hidden, states * width]
+    return error("TDM-FC-WIDTH", message, action="Use a drafter that was trained on states of this target.", **details)
 
 
-def drafter_shapes(pair: Pair) -> Iterable[Finding]:
-    yield from _compare("Drafter", pair.parameters, _drafter_shapes(pair.drafter), HINTS)
+def states_from_top_level(pairing: Pairing) -> Iterable[Finding]:
+    """As many states as only a top-level list says: engines that size fc by other keys take three."""
+    resolution = pairing.resolution
+    if pairing.neutral and resolution.states_where == IDS and resolution.states != 3:
+        yield warning(
+            "TDM-STATES-TOP-LEVEL",
+            f"{resolution.states} aux layers are declared by the top-level {IDS} alone: that needs an engine that reads "
+            "the top-level key (vLLM's Llama drafter class and SGLang size fc for 3).",
+            file=pairing.config_file,
+            where=IDS,
+            found=resolution.states,
+            action=f'Add "num_aux_hidden_states": {resolution.states}.',
+        )
 
 
-def head_dim_guess(pair: Pair) -> Iterable[Finding]:
-    """Without `head_dim` it is guessed as hidden / heads, which is wrong for gpt-oss, Qwen3 and Gemma drafters."""
-    q = pair.parameters.get("midlayer.self_attn.q_proj.weight")
-    config, heads = pair.drafter_checkpoint.config, pair.drafter.heads
-    if q is None or config.has("head_dim") or len(q.shape) != 2 or q.shape[0] == heads * pair.drafter.head_dim:
+def drafter_shapes(pairing: Pairing) -> Iterable[Finding]:
+    if pairing.eagle1:
         return
-    stored = f"{q.shape[0] / heads:g}"
-    yield error(
+    wrong: defaultdict[str, list[Mismatch]] = defaultdict(list)
+    right: defaultdict[str, set[str]] = defaultdict(set)
+    for name, shape in pairing.resolution.shapes.items():
+        tensor = pairing.parameters.get(name)
+        if tensor is None or name in APART or tensor.dtype in PACKED_DTYPES or PACKED.search(tensor.name):
+            continue
+        sizes = tuple(dim.size for dim in shape)
+        if len(tensor.shape) != len(shape):
+            yield _rank(tensor, sizes)
+            continue
+        for axis, dim in enumerate(shape):
+            if dim.size is not None and tensor.shape[axis] != dim.size:
+                wrong[dim.source].append(Mismatch(tensor, axis, dim.size, sizes))
+            else:
+                right[dim.source].add(tensor.name)
+    yield from _told(pairing, wrong, right)
+
+
+def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]], right: dict[str, set[str]]) -> Iterable[Finding]:
+    head_dim = _guessed_head_dim(pairing, wrong)
+    if head_dim is not None:
+        yield head_dim
+        wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
+    if vocabulary_disagrees(pairing):
+        wrong = {source: mismatches for source, mismatches in wrong.items() if source != "draft_vocab_size"}
+    hidden = {mismatch.tensor.shape[mismatch.axis] for mismatch in wrong.get("hidden_size", ())}
+    if len(hidden) == 1 and not right["hidden_size"]:  # 2 x hidden is wrong for the same reason
+        wrong = {source: mismatches for source, mismatches in wrong.items() if source != "2 x hidden_size"}
+    for source, mismatches in wrong.items():
+        yield _field_or_tensor(pairing, source, mismatches)
+
+
+def vocabulary_disagrees(pairing: Pairing) -> bool:
+    """Head and d2t agree with each other and not with the config: told once, by the check of vocabularies."""
+    head, d2t, stated = (
+        pairing.parameters.get("lm_head.weight"),
+        pairing.parameters.get("d2t"),
+        pairing.drafter.vocabulary,
+    )
+    return (
+        head is not None
+        and d2t is not None
+        and len(head.shape) == 2
+        and len(d2t.shape) == 1
+        and head.shape[0] == d2t.shape[0] != stated
+    )
+
+
+def _guessed_head_dim(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Finding | None:
+    """Without `head_dim` it is guessed as hidden / heads, which is wrong for gpt-oss, Qwen3 and Gemma drafters."""
+    drafter, heads = pairing.drafter, pairing.drafter.heads.value
+    mismatches = wrong.get("num_attention_heads x head_dim")
+    if drafter.head_dim.declared or not mismatches or not heads:
+        return None
+    rows = mismatches[0].tensor.shape[mismatches[0].axis]
+    stored = f"{rows / heads:g}"
+    return error(
         "TDM-HEAD-DIM-GUESSED",
-        f"The config has no head_dim; hidden / heads gives {pair.drafter.head_dim}, the tensors say {stored}.",
-        file=config.file,
+        f"The config has no head_dim; hidden / heads gives {drafter.head_dim.value}, the tensors say {stored}: "
+        f"{mismatches[0].tensor.name} is {list(mismatches[0].tensor.shape)}.",
+        file=pairing.config_file,
         where="head_dim",
-        found=pair.drafter.head_dim,
+        found=drafter.head_dim.value,
         expected=stored,
         action=f'Add "head_dim": {stored} to the drafter\'s config.json.',
     )
 
 
-def target_shapes(pair: Pair) -> Iterable[Finding]:
-    """Every tensor that the engine reads of the target is there and has its shape."""
-    expected = _target_shapes(pair.target)
-    tensors = pair.target_checkpoint.tensors
-    missing = [name for name in expected if name not in tensors]
-    if missing:
-        yield error(
-            "TDM-TARGET-TENSORS-MISSING",
-            f"The target lacks {len(missing)} tensors that its config implies: {listed(missing)}.",
-            file=pair.target_checkpoint.path,
-            where=missing[0],
-            found=f"{len(missing)} missing",
-            expected=f"{len(expected)} tensors",
-            action="Check num_hidden_layers and that all shards are there.",
-        )
-    yield from _compare("Target", tensors, expected, {})
+def _field_or_tensor(pairing: Pairing, source: str, mismatches: list[Mismatch]) -> Finding:
+    first = mismatches[0]
+    tensor, found = first.tensor, first.tensor.shape[first.axis]
+    expected = [
+        first.expected if axis == first.axis else size if size is not None else tensor.shape[axis]
+        for axis, size in enumerate(first.shape)
+    ]
+    more = f" (and {len(mismatches) - 1} like it)" if len(mismatches) > 1 else ""
+    what = "columns" if first.axis else "rows" if len(first.shape) > 1 else "entries"
+    hint = " (embedding beside feature)" if source == "2 x hidden_size" else ""
+    return error(
+        "TDM-DRAFTER-SHAPE",
+        f"{tensor.name}{more} is {list(tensor.shape)}; the config implies {expected}: {source} = {first.expected} "
+        f"{what}{hint}, the file has {found}.",
+        file=tensor.file,
+        where=tensor.name,
+        found=list(tensor.shape),
+        expected=expected,
+        action=f"Use the config that belongs to these weights, or correct {source}.",
+    )
 
 
-def _drafter_shapes(drafter: Drafter) -> dict[str, Shape]:
-    """Of everything but fc and the two vocabulary maps, which have checks of their own."""
-    hidden, wide = drafter.hidden_size, drafter.intermediate_size
-    attention = _attention_shapes(drafter, inputs=2 * hidden)
-    mlp = {"gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide)}
-    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
-    return {
-        **{f"midlayer.self_attn.{name}.weight": shape for name, shape in attention.items()},
-        **{f"midlayer.mlp.{name}.weight": shape for name, shape in mlp.items()},
-        **{f"{name}.weight": (hidden,) for name in norms},
-        "lm_head.weight": (drafter.draft_vocab_size, hidden),
-        "embed_tokens.weight": (drafter.vocab_size, hidden),
-    }
-
-
-def _target_shapes(target: Target) -> dict[str, Shape]:
-    hidden, wide = target.hidden_size, target.intermediate_size
-    layer = {
-        **{f"self_attn.{name}": shape for name, shape in _attention_shapes(target, inputs=hidden).items()},
-        "mlp.gate_proj": (wide, hidden),
-        "mlp.up_proj": (wide, hidden),
-        "mlp.down_proj": (hidden, wide),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-    }
-    shapes: dict[str, Shape] = {
-        "model.embed_tokens.weight": (target.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not target.tie_word_embeddings:
-        shapes["lm_head.weight"] = (target.vocab_size, hidden)
-    for i in range(target.layers):
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
-
-
-def _attention_shapes(model: Target | Drafter, inputs: int) -> dict[str, Shape]:
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    return {
-        "q_proj": (queries, inputs),
-        "k_proj": (keys, inputs),
-        "v_proj": (keys, inputs),
-        "o_proj": (model.hidden_size, queries),
-    }
-
-
-HINTS: Mapping[str, str] = {
-    "midlayer.self_attn.q_proj.weight": "heads x head_dim rows, 2 x hidden columns (embedding beside feature)",
-    "midlayer.self_attn.k_proj.weight": "key-value heads x head_dim rows, 2 x hidden columns",
-    "midlayer.self_attn.v_proj.weight": "key-value heads x head_dim rows, 2 x hidden columns",
-    "midlayer.self_attn.o_proj.weight": "hidden rows, heads x head_dim columns",
-    "lm_head.weight": "draft_vocab_size rows (vocab_size when the config has none), hidden columns",
-    "embed_tokens.weight": "vocab_size rows, hidden columns",
-}
-
-
-def _compare(
-    of: str, tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape], hints: Mapping[str, str]
-) -> Iterable[Finding]:
-    """One finding for each kind of tensor that is wrong: the layers of a target are all wrong in the same way."""
-    wrong: dict[str, list[str]] = {}
-    for name, shape in expected.items():
-        if name in tensors and tensors[name].shape != shape:
-            wrong.setdefault(name.split(".", 3)[-1] if name.startswith("model.layers.") else name, []).append(name)
-    for names in wrong.values():
-        tensor, shape = tensors[names[0]], expected[names[0]]
-        more = f" (and {len(names) - 1} like it)" if len(names) > 1 else ""
-        hint = hints.get(names[0], "")
-        yield error(
-            f"TDM-{of.upper()}-SHAPE",
-            f"{tensor.name}{more} is {list(tensor.shape)}; the config implies {list(shape)}"
-            + (f": {hint}." if hint else "."),
-            file=tensor.file,
-            where=tensor.name,
-            found=list(tensor.shape),
-            expected=list(shape),
-            action="Use the config that belongs to these weights.",
-        )
+def _rank(tensor: TensorInfo, sizes: tuple[int | None, ...]) -> Finding:
+    return error(
+        "TDM-DRAFTER-SHAPE",
+        f"{tensor.name} has {len(tensor.shape)} dimensions, {list(tensor.shape)}; expected {len(sizes)}.",
+        file=tensor.file,
+        where=tensor.name,
+        found=list(tensor.shape),
+        expected=list(sizes),
+        action="Export the drafter again.",
+    )

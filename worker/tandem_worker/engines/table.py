@@ -84,7 +84,7 @@ class Engine:
     @property
     def title(self) -> str:
         """As a sentence names it: SGLang 0.5.23."""
-        return f"{self.table.title} {self.version}" if self.version else self.table.title
+        return f"{self.table.title} {self.version}" if len(self.table.versions) > 1 else self.table.title
 
     @property
     def read(self) -> bool:

@@ -1,0 +1,123 @@
+"""What the builtin engine alone refuses: families and settings that its models do not compute, and a target that lacks
+a tensor or has one of another shape. Other engines' own loaders look at the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo, read_drafter, read_target
+from tandem_worker.checkpoint.describe import STORED_DTYPES, declared_dtype
+from tandem_worker.checkpoint.errors import error, listed
+from tandem_worker.checkpoint.tensors import FLOATS
+from tandem_worker.checks.pairing import Pairing
+from tandem_worker.checks.resolution import VOCABULARY
+from tandem_worker.finding import Finding
+
+Shape = tuple[int, ...]
+
+
+def narrow_reading(pairing: Pairing) -> Iterable[Finding]:
+    """The engine's own reading of both configs, which refuses all that its models would compute without.
+
+    Raises CheckpointError (CouldNotCheck) for a target of a family or with a setting that it does not know.
+    """
+    if pairing.engine.name != "builtin":
+        return
+    target = read_target(pairing.target.checkpoint)
+    try:
+        read_drafter(pairing.drafter.checkpoint, target)
+    except CheckpointError as failure:
+        yield from failure.findings
+    yield from _dtypes("target", pairing.target.checkpoint, list(pairing.target.checkpoint.tensors))
+    yield from _dtypes("drafter", pairing.drafter.checkpoint, [tensor.name for tensor in pairing.parameters.values()])
+    yield from _target_shapes_agree(target, pairing.target.checkpoint)
+
+
+def _target_shapes_agree(target: Target, checkpoint: Checkpoint) -> Iterable[Finding]:
+    """Every tensor that the engine reads of the target is there and has its shape."""
+    expected, tensors = _target_shapes(target), checkpoint.tensors
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        yield error(
+            "TDM-TARGET-TENSORS-MISSING",
+            f"The target lacks {len(missing)} tensors that its config implies: {listed(missing)}.",
+            file=checkpoint.path,
+            where=missing[0],
+            found=f"{len(missing)} missing",
+            expected=f"{len(expected)} tensors",
+            action="Check num_hidden_layers and that all shards are there.",
+        )
+    wrong: dict[str, list[str]] = {}
+    for name, shape in expected.items():
+        if name in tensors and tensors[name].shape != shape:
+            wrong.setdefault(name.split(".", 3)[-1] if name.startswith("model.layers.") else name, []).append(name)
+    for names in wrong.values():
+        yield _shape_differs(tensors[names[0]], expected[names[0]], len(names))
+
+
+def _shape_differs(tensor: TensorInfo, shape: Shape, count: int) -> Finding:
+    """One finding for each kind of tensor: the layers of a target are all wrong in the same way."""
+    more = f" (and {count - 1} like it)" if count > 1 else ""
+    return error(
+        "TDM-TARGET-SHAPE",
+        f"{tensor.name}{more} is {list(tensor.shape)}; the config implies {list(shape)}.",
+        file=tensor.file,
+        where=tensor.name,
+        found=list(tensor.shape),
+        expected=list(shape),
+        action="Use the config that belongs to these weights.",
+    )
+
+
+def _target_shapes(target: Target) -> Mapping[str, Shape]:
+    hidden, wide = target.hidden_size, target.intermediate_size
+    queries, keys = target.heads * target.head_dim, target.kv_heads * target.head_dim
+    layer = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes: dict[str, Shape] = {
+        "model.embed_tokens.weight": (target.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not target.tie_word_embeddings:
+        shapes["lm_head.weight"] = (target.vocab_size, hidden)
+    for i in range(target.layers):
+        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[Finding]:
+    """Floats of any width are converted when loaded; anything else means quantised weights."""
+    weights = [checkpoint.tensors[name] for name in names if name.endswith("weight") and name not in VOCABULARY]
+    odd = [tensor for tensor in weights if tensor.dtype not in FLOATS]
+    if odd:
+        kinds = listed(sorted({tensor.dtype for tensor in odd}))
+        yield error(
+            "TDM-DTYPE-NOT-SUPPORTED",
+            f"{len(odd)} weights of the {of} are stored as {kinds}, as in {odd[0].name}; the builtin engine reads floats.",
+            file=odd[0].file,
+            where=odd[0].name,
+            found=kinds,
+            expected=listed(FLOATS),
+            action=f"Use a {of} that is not quantised.",
+        )
+    declared, known = declared_dtype(checkpoint.config), tuple(STORED_DTYPES.values())
+    if declared and declared not in known:
+        yield error(
+            "TDM-DTYPE-UNKNOWN",
+            f"The {of}'s config declares the dtype {declared}, which is none of {listed(known)}.",
+            file=checkpoint.config.file,
+            where="torch_dtype",
+            found=declared,
+            expected=listed(known),
+            action="Correct torch_dtype.",
+        )

@@ -1,0 +1,100 @@
+"""What every static check looks at: both checkpoints as they declare themselves, and what one engine makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tandem_worker.checkpoint import TensorInfo
+from tandem_worker.checkpoint.declared import DeclaredDrafter, DeclaredTarget
+from tandem_worker.checkpoint.tensors import INTEGERS, Array, read_tensor, unwritten
+from tandem_worker.checks.deployment import Deployment
+from tandem_worker.checks.engine_resolution import EngineResolution, Use, resolve_for
+from tandem_worker.engines import Engine
+from tandem_worker.finding import Finding
+
+T2D_DTYPES = INTEGERS | {"BOOL": "?"}
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """H hidden size of the drafter, Ht of the target, V target vocabulary, Vd draft vocabulary."""
+
+    target: DeclaredTarget
+    drafter: DeclaredDrafter
+    engine: Engine
+    trained_on: tuple[int, ...] | None = None
+    deployment: Deployment = field(default_factory=Deployment)
+
+    @cached_property
+    def resolution(self) -> EngineResolution:
+        return resolve_for(self.target, self.drafter, self.engine)
+
+    @property
+    def config_file(self) -> object:
+        return self.drafter.checkpoint.config.file
+
+    @property
+    def says(self) -> str:
+        """The engine at the beginning of a sentence."""
+        return self.engine.title[0].upper() + self.engine.title[1:]
+
+    @property
+    def neutral(self) -> bool:
+        """No engine is named: where engines differ, a check warns."""
+        return bool(self.engine.ask("portability", False).value)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, TensorInfo]:
+        """Drafter parameter -> the tensor that fills it, or would: tensors that the engine passes over count as well."""
+        found: dict[str, TensorInfo] = {}
+        for key, (use, parameter) in self.resolution.tensors.items():
+            if parameter and use is Use.LOADED:
+                found.setdefault(parameter, self.drafter.checkpoint.tensors[key])
+        for key, (_, parameter) in self.resolution.tensors.items():
+            if parameter:
+                found.setdefault(parameter, self.drafter.checkpoint.tensors[key])
+        return found
+
+    @property
+    def reduced(self) -> bool:
+        """Whether draft ids are not simply target ids."""
+        return self.drafter.vocabulary != self.drafter.vocab_size.value
+
+    @cached_property
+    def eagle1(self) -> bool:
+        """fc with inputs of 2 x H is the layout of EAGLE-1: embedding beside one state. Everything else then differs,
+        too, and only this is told.
+        """
+        fc, hidden = self.parameters.get("fc.weight"), self.drafter.hidden_size.value
+        if fc is None or len(fc.shape) != 2 or not hidden:
+            return False
+        wanted = (self.resolution.states or 3) * (self.target.hidden_size.value or hidden)
+        return fc.shape[1] == 2 * hidden and fc.shape[1] != wanted
+
+    @cached_property
+    def d2t(self) -> Array | None:
+        """Offsets [Vd] as integers, when they are there in a form that can be read."""
+        return self._small_vector("d2t", INTEGERS)
+
+    @cached_property
+    def t2d(self) -> Array | None:
+        """Which target ids can be drafted, as booleans [V]."""
+        values = self._small_vector("t2d", T2D_DTYPES)
+        return None if values is None else values.astype(bool)
+
+    @cached_property
+    def header_only(self) -> bool:
+        """The drafter's file is a copy of a header: its maps were never written, so their values say nothing."""
+        maps = [self.parameters[name] for name in ("d2t", "t2d") if name in self.parameters]
+        return bool(maps) and all(unwritten(tensor) for tensor in maps)
+
+    def _small_vector(self, name: str, dtypes: Mapping[str, str]) -> Array | None:
+        tensor = self.parameters.get(name)
+        if tensor is None or len(tensor.shape) != 1 or tensor.dtype not in dtypes or self.header_only:
+            return None
+        return read_tensor(tensor)
+
+
+Check = Callable[[Pairing], Iterable[Finding]]
