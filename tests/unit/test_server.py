@@ -183,6 +183,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[]]}, "empty"),
     ({"prompt": [3, -1]}, "prompt"),
     ({"prompt": [3, 512]}, "Token 512 is not in the vocabulary of 512"),
+    ({"prompt": ["a"] * 129}, "may hold 128 prompts, this one holds 129"),
     ({}, "prompt: "),
     ({"prompt": "word " * 600}, "This model's context holds 512 tokens"),
     ({"prompt": PROMPT, "max_tokens": 510}, "Shorten the prompt or max_tokens"),

@@ -67,7 +67,7 @@ def _add_models(app: FastAPI, worker: Worker) -> None:
 
 
 def _add_completions(app: FastAPI, worker: Worker) -> None:
-    @app.post("/v1/completions", response_model=Completion, response_model_exclude_none=False)
+    @app.post("/v1/completions", response_model=None)
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         if asked.model != worker.identity.model:
             message = f"The model {asked.model!r} does not exist; this worker serves {worker.identity.model!r}."
@@ -75,7 +75,9 @@ def _add_completions(app: FastAPI, worker: Worker) -> None:
         if worker.unhealthy():
             raise ApiError(503, worker.unhealthy(), code="engine_broken")
         calibration = request.headers.get(ORIGIN_HEADER) == Origin.CALIBRATION
-        job = Job(worker.engine, worker.vocabulary, asked, Origin.CALIBRATION if calibration else Origin.USER)
+        origin = Origin.CALIBRATION if calibration else Origin.USER
+        prompts = await asyncio.to_thread(worker.vocabulary.encode, asked.prompts())  # long ones take long
+        job = Job(worker.engine, worker.vocabulary.tokenizer, asked, prompts, origin)
         headers = {REVISION_HEADER: worker.identity.revision}
         if worker.draining:
             headers["connection"] = "close"  # so that the client's next request finds another worker

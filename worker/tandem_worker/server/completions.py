@@ -18,14 +18,18 @@ from tandem_worker.engine.thread import EngineThread
 from tandem_worker.server.api import ApiError, Choice, Completion, CompletionRequest, Usage
 from tandem_worker.server.text import StopStrings, TextStream
 
+MAX_PROMPTS = 128
+
 
 @dataclass(frozen=True)
 class Vocabulary:
     tokenizer: Tokenizer
     size: int
 
-    def prompts(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        """Raises ApiError for an empty prompt and for a token that is none."""
+    def encode(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Raises ApiError for too many prompts, an empty one, and a token that is none."""
+        if len(prompts) > MAX_PROMPTS:
+            raise ApiError(400, f"A request may hold {MAX_PROMPTS} prompts, this one holds {len(prompts)}.", "prompt")
         encoded = [self.tokenizer.encode(one).ids if isinstance(one, str) else one for one in prompts]
         for tokens in encoded:
             if not tokens:
@@ -49,21 +53,27 @@ class Answer:
 class Job:
     """The choices of one HTTP request while the engine works on them."""
 
-    def __init__(self, engine: EngineThread, vocabulary: Vocabulary, asked: CompletionRequest, origin: Origin) -> None:
-        """Raises ApiError when a prompt can not be run."""
+    def __init__(
+        self,
+        engine: EngineThread,
+        tokenizer: Tokenizer,
+        asked: CompletionRequest,
+        prompts: Sequence[list[int]],
+        origin: Origin,
+    ) -> None:
+        """Raises ApiError when a prompt is too long."""
         self._engine, self._model = engine, asked.model
         self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         self._include_usage = asked.stream_options is not None and asked.stream_options.include_usage
         self._events: asyncio.Queue[tuple[int, list[int], Finish | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        prompts = vocabulary.prompts(asked.prompts())
         samplings = [_sampling(asked, index) for index in range(len(prompts))]
         for prompt, sampling in zip(prompts, samplings, strict=True):
             _check_length(len(prompt), sampling.max_tokens, engine.engine.context_limit)
         self._answers = [
             Answer(
                 Request(tuple(prompt), sampling, self._listener(index), origin),
-                TextStream(vocabulary.tokenizer, prompt),
+                TextStream(tokenizer, prompt),
                 StopStrings(asked.stop),
             )
             for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
