@@ -40,7 +40,9 @@ def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, devi
     if missing:
         message = f"The target {checkpoint.path} lacks {listed(missing)}."
         action = "Restore the checkpoint, or correct num_hidden_layers or tie_word_embeddings in its config."
-        raise CheckpointError(error("TDM-PARAMETER-MISSING", message, file=checkpoint.path, where=missing[0], action=action))
+        raise CheckpointError(
+            error("TDM-PARAMETER-MISSING", message, file=checkpoint.path, where=missing[0], action=action)
+        )
     tensors = _read({name: checkpoint.tensors[name] for name in wanted}, wanted, dtype, device)
     llama.load_state_dict(tensors, strict=False, assign=True)
     if target.tie_word_embeddings:
