@@ -13,9 +13,8 @@ target's own greedy text, continued from beginnings in which some tokens were re
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 import torch
 from tokenizers import Tokenizer
@@ -35,18 +34,14 @@ class Recipe:
     target_steps: int = 1400
     target_lr: float = 4e-3
     separation: float = 0.3  # weight of the mean squared cosine of neighbouring streams; 0: ordinary training
-    drafter_steps: int = 800
+    drafter_steps: int = 1600
     drafter_lr: float = 3e-3
     whitening_floor: float | None = 0.005  # as a share of the strongest direction; None: plain fc
     # Size of the fused features at the start. Small, so that drafts hang on the layer and not on fc -> lm_head alone.
     feature_scale: float = 0.08
-    own_text_rows: int = 1024  # greedy text of the target; 0: learn from the corpus alone
+    own_text_rows: int = 2048  # greedy text of the target; 0: learn from the corpus alone
     own_text_prompt_tokens: int = 64
     own_text_noise: float = 0.1  # share of the prompt's tokens that are replaced
-
-    def scaled(self, effort: float) -> Self:
-        steps = round(effort * self.target_steps), round(effort * self.drafter_steps)
-        return replace(self, target_steps=steps[0], drafter_steps=steps[1])
 
 
 class Stream:

@@ -109,10 +109,10 @@ def prompt_set_markdown(measured: PromptSet) -> str:
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
     return f"""## Prompts of {measured.templates}
 
-{text.prompts} prompts of another seed than training, {text.new_tokens} new tokens each. Distinct 4-grams
-{text.distinct_4grams:.0%} over all continuations together, {text.distinct_4grams_worst:.0%} in the one that repeats
-itself most. {text.decoded_round_by_round} prompts were also decoded round by round, draft and verify: same text and
-counts as the replay.
+{text.prompts} prompts of another seed than training, {text.new_tokens} new tokens each. Distinct 4-grams within a
+continuation: {text.distinct_4grams_worst:.0%} in the one that repeats itself most; over all continuations together:
+{text.distinct_4grams:.0%}. {text.decoded_round_by_round} prompts were also decoded round by round, draft and verify:
+same text and counts as the replay.
 
 {table}
 """
