@@ -73,7 +73,7 @@ def parse_samples(text: str) -> Samples:
     return found
 
 
-async def test_a_healthy_pod_answers_as_a_worker_does():
+async def test_a_healthy_pod_answers_as_a_worker_does() -> None:
     async with simulated() as client:
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 200
@@ -84,7 +84,7 @@ async def test_a_healthy_pod_answers_as_a_worker_does():
         assert await complete(client) == 200
 
 
-async def test_every_metric_of_the_contract_is_there_at_zero_before_the_first_request():
+async def test_every_metric_of_the_contract_is_there_at_zero_before_the_first_request() -> None:
     async with simulated() as client:
         text = await (await client.get("/metrics")).text()
     found = parse_samples(text)
@@ -95,7 +95,7 @@ async def test_every_metric_of_the_contract_is_there_at_zero_before_the_first_re
     assert set(found.values()) == {0}
 
 
-async def test_counters_agree_with_one_another_and_with_the_answers():
+async def test_counters_agree_with_one_another_and_with_the_answers() -> None:
     async with simulated(acceptance=[0.7, 0.5], correlation=0.2) as client:
         for _ in range(30):
             assert await complete(client, tokens=50) == 200
@@ -119,7 +119,7 @@ async def test_counters_agree_with_one_another_and_with_the_answers():
     assert found[Metric.DRAFTS, "calibration"] == 0
 
 
-async def test_calibration_requests_are_counted_apart():
+async def test_calibration_requests_are_counted_apart() -> None:
     async with simulated() as client:
         await complete(client, origin="calibration")
         found = await samples(client)
@@ -128,7 +128,7 @@ async def test_calibration_requests_are_counted_apart():
     assert found[Metric.DRAFTS, "user"] == 0
 
 
-async def test_the_same_seed_gives_the_same_counters():
+async def test_the_same_seed_gives_the_same_counters() -> None:
     async def counted(seed: int) -> Samples:
         async with simulated(seed=seed, correlation=0.3) as client:
             for _ in range(5):
@@ -147,7 +147,9 @@ async def test_the_same_seed_gives_the_same_counters():
     st.integers(1, 6),
     st.integers(1, 40),
 )
-def test_a_request_ends_after_exactly_its_tokens(seed, acceptance, correlation, length, tokens):
+def test_a_request_ends_after_exactly_its_tokens(
+    seed: int, acceptance: list[float], correlation: float, length: int, tokens: int
+) -> None:
     drafts, emitted = Drafts(seed, 0, acceptance, correlation, length), 0
     while emitted < tokens:
         done = drafts.round(tokens - emitted)
@@ -162,7 +164,7 @@ def position0_by_request(correlation: float, requests: int = 400, rounds: int = 
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.1, 0.4])
-def test_acceptance_and_its_correlation_within_a_request_are_as_told(correlation):
+def test_acceptance_and_its_correlation_within_a_request_are_as_told(correlation: float) -> None:
     """Variance of a request's count over the binomial's is 1 + (rounds - 1) rho: 1, 5.9 and 20.6 for 50 rounds."""
     counts = position0_by_request(correlation)
     mean = sum(counts) / len(counts)
@@ -171,7 +173,7 @@ def test_acceptance_and_its_correlation_within_a_request_are_as_told(correlation
     assert effect == pytest.approx(1 + 49 * correlation, rel=0.3)
 
 
-async def test_a_drafter_of_no_use_is_never_accepted():
+async def test_a_drafter_of_no_use_is_never_accepted() -> None:
     async with simulated(acceptance=[0.0]) as client:
         await complete(client, tokens=31)
         found = await samples(client)
@@ -180,7 +182,7 @@ async def test_a_drafter_of_no_use_is_never_accepted():
     assert found[Metric.SPEEDUP, ""] == pytest.approx(1 / 1.25)
 
 
-async def test_requests_flow_without_drafts_when_told_to_stop_drafting():
+async def test_requests_flow_without_drafts_when_told_to_stop_drafting() -> None:
     async with simulated(stop_drafts=True) as client:
         assert await complete(client) == 200
         found = await samples(client)
@@ -189,7 +191,7 @@ async def test_requests_flow_without_drafts_when_told_to_stop_drafting():
     assert found[Metric.FINISHED_N, "user"] == 1
 
 
-async def test_a_stream_arrives_in_pieces_and_ends_with_done():
+async def test_a_stream_arrives_in_pieces_and_ends_with_done() -> None:
     async with simulated() as client:
         asked = {"model": "llama", "prompt": [1, 2, 3], "max_tokens": 20, "stream": True}
         lines = (await (await client.post("/v1/completions", json=asked)).text()).split("\n\n")
@@ -200,33 +202,33 @@ async def test_a_stream_arrives_in_pieces_and_ends_with_done():
     assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["length"]
 
 
-async def test_an_unknown_model_and_a_malformed_request_are_refused():
+async def test_an_unknown_model_and_a_malformed_request_are_refused() -> None:
     async with simulated() as client:
         assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status == 404
         assert (await client.post("/v1/completions", data=b"{")).status == 400
 
 
-async def test_it_lies_healthy_with_an_empty_model_list():
+async def test_it_lies_healthy_with_an_empty_model_list() -> None:
     async with simulated(empty_model_list=True) as client:
         assert (await client.get("/readyz")).status == 200
         assert (await (await client.get("/v1/models")).json())["data"] == []
         assert await complete(client) == 404
 
 
-async def test_never_ready_is_alive_all_the_same():
+async def test_never_ready_is_alive_all_the_same() -> None:
     async with simulated(never_ready=True) as client:
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 503
 
 
-async def test_it_becomes_ready_late():
+async def test_it_becomes_ready_late() -> None:
     async with simulated(ready_after_seconds=3600) as client:
         assert (await client.get("/readyz")).status == 503
         await client.post("/sim", json={"ready_after_seconds": 0})
         assert (await client.get("/readyz")).status == 200
 
 
-async def test_requests_stall_until_told_otherwise_and_the_pod_stays_ready():
+async def test_requests_stall_until_told_otherwise_and_the_pod_stays_ready() -> None:
     async with simulated(stall_requests=True) as client:
         waiting = asyncio.create_task(complete(client))
         await asyncio.sleep(0.05)
@@ -237,7 +239,7 @@ async def test_requests_stall_until_told_otherwise_and_the_pod_stays_ready():
         assert await waiting == 200
 
 
-async def test_a_hung_pod_answers_nothing_but_sim():
+async def test_a_hung_pod_answers_nothing_but_sim() -> None:
     async with simulated(hang=True) as client:
         waiting = asyncio.create_task(client.get("/healthz"))
         await asyncio.sleep(0.05)
@@ -246,7 +248,7 @@ async def test_a_hung_pod_answers_nothing_but_sim():
         assert (await waiting).status == 200
 
 
-async def test_requests_fail_at_the_rate_that_was_told():
+async def test_requests_fail_at_the_rate_that_was_told() -> None:
     async with simulated(fail_rate=0.3) as client:
         failed = [await complete(client, tokens=2) for _ in range(200)].count(500)
         found = await samples(client)
@@ -255,7 +257,7 @@ async def test_requests_fail_at_the_rate_that_was_told():
     assert found[Metric.FINISHED_N, "user"] == 200 - failed
 
 
-async def test_counters_freeze_reset_turn_to_nan_and_vanish():
+async def test_counters_freeze_reset_turn_to_nan_and_vanish() -> None:
     async with simulated() as client:
         await complete(client)
         before = await samples(client)
@@ -273,14 +275,14 @@ async def test_counters_freeze_reset_turn_to_nan_and_vanish():
         assert (await client.get("/metrics")).status == 404
 
 
-async def test_sim_refuses_what_it_does_not_know():
+async def test_sim_refuses_what_it_does_not_know() -> None:
     async with simulated() as client:
         response = await client.post("/sim", json={"acceptence": [0.5]})
         assert response.status == 400
         assert "acceptence" in await response.text()
 
 
-def test_variables_tell_the_behaviour_and_a_wrong_name_is_an_error():
+def test_variables_tell_the_behaviour_and_a_wrong_name_is_an_error() -> None:
     told = Behaviour.from_environment({"SIM_ACCEPTANCE": "0.5,0.25", "SIM_SELF_TEST": "NoLife", "PATH": "/bin"})
     assert (told.acceptance, told.self_test) == ((0.5, 0.25), "NoLife")
     with pytest.raises(ValidationError, match="acceptence"):
@@ -289,7 +291,7 @@ def test_variables_tell_the_behaviour_and_a_wrong_name_is_an_error():
         Behaviour.from_environment({"SIM_CRASH_STARTS": "2"})
 
 
-async def test_a_self_test_without_life_leaves_the_target_serving():
+async def test_a_self_test_without_life_leaves_the_target_serving() -> None:
     async with simulated(self_test="NoLife") as client:
         status = WorkerStatus.model_validate_json(await (await client.get("/status")).text())
         assert (status.speculation_enabled, status.speculation_reason) == (False, "SelfTestFailed")
@@ -311,7 +313,7 @@ def bearer(key: Ed25519PrivateKey, pod: str, enabled: bool, now: float, **change
     return {"Authorization": f"Bearer {jwt.encode(claims, key, algorithm='EdDSA')}"}
 
 
-async def test_the_operators_signed_command_switches_speculation(tmp_path, key):
+async def test_the_operators_signed_command_switches_speculation(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     arguments = ["--operator-key-file", str(tmp_path / "operator.pem"), "--pod-uid", "pod-1"]
     now, stranger = time.time(), Ed25519PrivateKey.generate()
     async with simulated(arguments) as client:
@@ -336,7 +338,7 @@ async def test_the_operators_signed_command_switches_speculation(tmp_path, key):
         assert (await samples(client))[Metric.DRAFTS, "user"] > 0
 
 
-async def test_without_a_drafter_speculation_can_not_be_switched_on(tmp_path, key):
+async def test_without_a_drafter_speculation_can_not_be_switched_on(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     arguments = ["--operator-key-file", str(tmp_path / "operator.pem"), "--pod-uid", "pod-1"]
     async with simulated(arguments, serve=["serve", "--target", "/models/t"]) as client:
         status = WorkerStatus.model_validate_json(await (await client.get("/status")).text())
@@ -345,7 +347,7 @@ async def test_without_a_drafter_speculation_can_not_be_switched_on(tmp_path, ke
         assert response.status == 409
 
 
-async def test_without_key_file_commands_are_off(key):
+async def test_without_key_file_commands_are_off(key: Ed25519PrivateKey) -> None:
     async with simulated() as client:
         response = await client.post("/admin/speculation", headers=bearer(key, "pod-1", False, time.time()))
         assert response.status == 403
@@ -392,7 +394,7 @@ def wait_for(url: str) -> None:
     raise TimeoutError(url)
 
 
-def test_it_crashes_the_told_number_of_starts_and_then_serves(start, port, tmp_path):
+def test_it_crashes_the_told_number_of_starts_and_then_serves(start: Start, port: int, tmp_path: Path) -> None:
     told = {"crash_starts": "2", "crash_exit_code": "9", "state_file": str(tmp_path / "starts")}
     assert [start(**told).wait(20) for _ in range(2)] == [9, 9]
     third = start("--port", str(port), "--some-new-option", "x", **told)
@@ -403,11 +405,11 @@ def test_it_crashes_the_told_number_of_starts_and_then_serves(start, port, tmp_p
     assert "ignored --some-new-option x" in third.stdout.read()
 
 
-def test_it_dies_after_a_while_as_if_killed_for_memory(start, port):
+def test_it_dies_after_a_while_as_if_killed_for_memory(start: Start, port: int) -> None:
     assert start("--port", str(port), die_after_seconds="0.1").wait(20) == 137
 
 
-def test_changed_files_end_the_start_with_a_termination_message(start, tmp_path):
+def test_changed_files_end_the_start_with_a_termination_message(start: Start, tmp_path: Path) -> None:
     message, found = tmp_path / "message", "sha256:" + "b" * 64
     arguments = ["--target-fingerprint", "sha256:" + "a" * 64, "--termination-message", str(message)]
     assert start(*arguments, target_fingerprint=found).wait(20) == 3
@@ -417,13 +419,13 @@ def test_changed_files_end_the_start_with_a_termination_message(start, tmp_path)
     assert failure.found.target == found
 
 
-def test_a_told_failure_ends_the_start_with_its_exit_code(start, tmp_path):
+def test_a_told_failure_ends_the_start_with_its_exit_code(start: Start, tmp_path: Path) -> None:
     message = tmp_path / "message"
     assert start("--termination-message", str(message), failure_reason="CannotLoad").wait(20) == 5
     assert WorkerFailure.model_validate_json(message.read_text()).reason == "CannotLoad"
 
 
-def test_a_client_that_leaves_is_counted_as_cancelled(start, port):
+def test_a_client_that_leaves_is_counted_as_cancelled(start: Start, port: int) -> None:
     start("--port", str(port), stall_requests="true")
     base = f"http://127.0.0.1:{port}"
     wait_for(f"{base}/readyz")
