@@ -25,7 +25,7 @@ def check(arguments: Sequence[str]) -> int:
     options = _parser("check", "Does this drafter fit this target, for an engine? Looks at configs and headers alone.")
     options.add_argument("--format", choices=FORMATS, default="table", help="default: %(default)s")
     options.add_argument("--all-engines", action="store_true", help="every engine at every version that was read")
-    parsed = options.parse_args(arguments)
+    parsed = options.parse_args(_joined(arguments))
     engine, deployment = _engine(parsed, options)
     if parsed.all_engines:
         results = _all(parsed, options, engine)
@@ -40,7 +40,7 @@ def explain(arguments: Sequence[str]) -> int:
     """Prints what the engine will do with every id, tensor and parameter. 0, or 2 when that could not be told."""
     options = _parser("explain", "What will this engine do with this pair: layers, tensors, parameters, flags.")
     options.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-    parsed = options.parse_args(arguments)
+    parsed = options.parse_args(_joined(arguments))
     engine, deployment = _engine(parsed, options)
     judged = _judge(parsed, engine, deployment)
     if judged.pairing is None:
@@ -55,6 +55,17 @@ def explain(arguments: Sequence[str]) -> int:
 
         print_resolution(judged.pairing)
     return ExitCode.FITS
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """`--engine-args "--tp 8"` as one word: argparse would take the value for an option."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--engine-args":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:

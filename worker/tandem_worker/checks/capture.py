@@ -242,6 +242,12 @@ def defaults_told(pairing: Pairing) -> Iterable[Finding]:
             f"(outputs of layers {list(as_outputs(captured))})."
         )
         yield note("TDM-LAYER-IDS-DEFAULT", message, file=pairing.config_file, where=IDS, expected="[2, n // 2, n - 3]")
+    elif captured is not None:
+        message = (
+            f"{pairing.says} reads {list(resolution.ids or ())} at {resolution.ids_where} and captures {list(captured)} "
+            f"({SAID[resolution.ids_rule]})."
+        )
+        yield note("TDM-CAPTURE-INDEXES", message, file=pairing.config_file, where=resolution.ids_where)
     flag = resolution.flags["norm_before_residual"]
     if not flag.declared:
         message = (

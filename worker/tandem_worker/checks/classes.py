@@ -55,7 +55,7 @@ def drafter_class(pairing: Pairing) -> Iterable[Finding]:
             expected=wanted,
             action=action,
         )
-    elif not family and "the drafter's class" not in pairing.resolution.unknown:
+    elif pairing.refused:
         yield error(
             "TDM-DRAFTER-CLASS",
             f"{pairing.says} has no class for a drafter whose architecture is named {name}: start-up ends in an error.",
@@ -125,7 +125,7 @@ def draft_vocab_size_stated(pairing: Pairing) -> Iterable[Finding]:
     drafter = pairing.drafter
     required = pairing.engine.ask("draft_vocab_size", "optional", drafter=pairing.resolution.family or "").value
     absent = drafter.draft_vocab_size.where == "" and not drafter.draft_vocab_size_null
-    if required == "required" and absent and not drafter.tie.value and not _head_disagrees(pairing):
+    if required == "required" and not pairing.refused and absent and not drafter.tie.value and not _head_disagrees(pairing):
         yield error(
             "TDM-DRAFT-VOCABULARY-UNSTATED",
             f"The drafter's config has no draft_vocab_size; {pairing.engine.title} reads it without a default and ends "
@@ -145,7 +145,7 @@ def _head_disagrees(pairing: Pairing) -> bool:
 def traps(pairing: Pairing) -> Iterable[Finding]:
     """Values that a version is known to stumble over."""
     config = pairing.drafter.checkpoint.config
-    for field, value in pairing.engine.asked("trap", "field", "is"):
+    for field, value in [] if pairing.refused else pairing.engine.asked("trap", "field", "is"):
         if value == "null":
             sprung = config.states_null(field)
         else:
@@ -165,7 +165,7 @@ def traps(pairing: Pairing) -> Iterable[Finding]:
 
 def flags_ignored(pairing: Pairing) -> Iterable[Finding]:
     """Flags that change what the drafter computes, and that this engine does not read."""
-    if pairing.engine.name == "builtin":  # refused elsewhere, by its own narrow reading
+    if pairing.engine.name == "builtin" or pairing.refused:  # refused elsewhere, by its own narrow reading
         return
     for name, paths, error_too in (
         ("norm_before_fc", ["norm_before_fc", "eagle_config.norm_before_fc"], True),

@@ -17,7 +17,7 @@ from tandem_worker.checkpoint.levels import Fact
 from tandem_worker.checks.expected import VOCABULARY, Shape, expected_parameters
 from tandem_worker.checks.layer_rules import RULES, Indexes, default_indexes
 from tandem_worker.checks.names import HARMLESS, SCALES, Spelling, parameter_of, spelling
-from tandem_worker.engines import Engine
+from tandem_worker.engines import NEUTRAL, Engine, load
 
 FLAG_NAMES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias", "attention_bias")
 
@@ -70,8 +70,8 @@ class EngineResolution:
 class _Asker:
     """Asks the table and keeps what it could not tell."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.unknown = engine, []  # type: tuple[Engine, list[str]]
+    def __init__(self, engine: Engine, unknown: list[str]) -> None:
+        self.engine, self.unknown = engine, unknown
 
     def __call__(self, about: str, name: str, default: Any = None, **keys: str) -> Any:
         answer = self.engine.ask(name, default, **keys)
@@ -82,11 +82,15 @@ class _Asker:
 
 def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine) -> EngineResolution:
     """Never raises: what the table does not tell is in `unknown`, and the rest is resolved all the same."""
-    ask = _Asker(engine)
+    ask = _Asker(engine, [])
     family, drafter_class = _drafter_class(drafter, ask)
     counted = family if family in ("llama", "qwen3", "mla") else "llama"  # to go on checking what does not depend on it
     target_family = engine.family_of(target.architecture.value or "")
     read, where, rule, captured = _captured(target, drafter, ask, target_family or "")
+    hook = _hook(target, target_family, ask)
+    if family in ("", "plain") and "the drafter's class" not in ask.unknown:
+        # The engine has no class for this drafter, and says no more of it. What any class would need is still checked.
+        counted, ask = family_by_tensors(drafter), _Asker(load(NEUTRAL), ask.unknown)
     states, states_where = _states(drafter, ask, counted)
     width = drafter.target_hidden_size.value or (
         drafter.hidden_size.value if ask("the width of fc", "target_width") == "drafter" else target.hidden_size.value
@@ -101,7 +105,7 @@ def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine
         family=family,
         drafter_class=drafter_class,
         target_family=target_family,
-        hook=_hook(target, target_family, ask),
+        hook=hook,
         ids=read,
         ids_where=where,
         ids_rule=rule,

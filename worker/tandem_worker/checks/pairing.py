@@ -45,6 +45,11 @@ class Pairing:
         """No engine is named: where engines differ, a check warns."""
         return bool(self.engine.ask("portability", False).value)
 
+    @property
+    def refused(self) -> bool:
+        """The engine has no class for this drafter: what its class would do with it is no question."""
+        return self.resolution.family in ("", "plain") and "the drafter's class" not in self.resolution.unknown
+
     @cached_property
     def parameters(self) -> Mapping[str, TensorInfo]:
         """Drafter parameter -> the tensor that fills it, or would: tensors that the engine passes over count as well."""

@@ -59,6 +59,8 @@ def fc_width(pairing: Pairing) -> Iterable[Finding]:
         return
     if states is None or (fc.shape == (hidden, states * engine_width) and engine_width == width):
         return
+    if resolution.states_where in pairing.drafter.ids and fc.shape == (hidden, fc.shape[1] // width * width):
+        return  # the list names another number of layers than fc takes: told as a mistake of the list
     yield _fc_differs(pairing, fc, states, engine_width, hidden, width, details)
 
 
@@ -112,7 +114,9 @@ def _fc_differs(
 def states_from_top_level(pairing: Pairing) -> Iterable[Finding]:
     """As many states as only a top-level list says: engines that size fc by other keys take three."""
     resolution = pairing.resolution
-    if pairing.neutral and resolution.states_where == IDS and resolution.states != 3:
+    fc, width = pairing.parameters.get("fc.weight"), pairing.target.hidden_size.value or 0
+    fits = fc is not None and len(fc.shape) == 2 and fc.shape[1] == (resolution.states or 0) * width
+    if pairing.neutral and resolution.states_where == IDS and resolution.states != 3 and fits:
         yield warning(
             "TDM-STATES-TOP-LEVEL",
             f"{resolution.states} aux layers are declared by the top-level {IDS} alone: that needs an engine that reads "

@@ -128,6 +128,8 @@ def d2t_values(pairing: Pairing) -> Iterable[Finding]:
     offsets, vocabulary = pairing.d2t, pairing.target.vocab_size.value or pairing.drafter.vocab_size.value
     if offsets is None or not len(offsets) or vocabulary is None:
         return
+    if len(offsets) != pairing.drafter.vocabulary and not vocabulary_disagrees(pairing):
+        return  # a list of another length is another list
     tensor = pairing.parameters["d2t"]
     wide = offsets.astype(np.int64)
     ids = np.arange(len(wide)) + wide
