@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.acts import ACTS, GOOD, Act, Ending, Figures, Stage
-from demo.install import CLUSTERS, EXAMPLES, HOME, ROOT, TINY_PAIR, install, prepare_checkpoints, provide_volume
+from demo.install import CLUSTERS, EXAMPLES, HOME, TINY_PAIR, install, prepare_checkpoints, provide_volume
 from demo.judge import Check
 from demo.load import read_prompts
+from demo.pairs import CLAIM
 from demo.watch import View, told
 from demo.world import ActFailed, watched_world
 from localcluster.build import BuildError
@@ -53,7 +54,7 @@ def run(
     prepare_checkpoints(checkpoints)
     cluster = _cluster(DEMO, view.say, checkpoints, outlives_caller=keep)
     try:
-        provide_volume(cluster, checkpoints)
+        provide_volume(cluster, CLAIM, checkpoints)
         results = asyncio.run(_play(cluster, view))
     finally:
         if not keep:
@@ -69,11 +70,12 @@ def run(
 
 @app.command("cluster")
 def standing_cluster() -> None:
-    """Leave a cluster running with Tandem, and say how to use it. hostPath may name what lies in examples/."""
+    """Leave a cluster running with Tandem and a claim `examples` on examples/, and say how to use it."""
     cluster = _cluster(STANDING, print, EXAMPLES, outlives_caller=True)
+    provide_volume(cluster, "examples", EXAMPLES)
     print(
         f"\nA cluster with Tandem is up. Type next:\n\n{_kubectl(cluster)}\n"
-        f'  sed "s#CHECKOUT#{ROOT}#" {EXAMPLES}/tiny.yaml | kubectl apply -f -\n  kubectl get specdep -w\n\n'
+        f"  kubectl apply -f {EXAMPLES}/tiny.yaml\n  kubectl get specdep -w\n\n"
         "`make cluster-status` shows where each Service is served on this machine, `make cluster-down` ends it."
     )
 

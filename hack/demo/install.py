@@ -19,7 +19,6 @@ HOME = ROOT / ".demo"
 CLUSTERS = HOME / "clusters"
 EXAMPLES = ROOT / "examples"
 TINY_PAIR = EXAMPLES / "tiny-pair"
-CLAIM = "tiny-pair"
 _OPERATOR = ("tandem-system", "tandem-operator")
 _WAIT = "--timeout=90s"
 
@@ -52,20 +51,20 @@ def with_host_paths(document: dict[str, Any], allowed: tuple[Path, ...]) -> dict
     return changed
 
 
-def provide_volume(cluster: Cluster, folder: Path) -> None:
-    """A claim `tiny-pair` in the namespace `default` whose volume is `folder` of this machine."""
+def provide_volume(cluster: Cluster, claim_name: str, folder: Path) -> None:
+    """A claim in the namespace `default` whose volume is `folder` of this machine."""
     shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": CLAIM},
+        "metadata": {"name": claim_name},
         "spec": {**shared, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder), "type": "Directory"}},
     }
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CLAIM, "namespace": "default"},
-        "spec": {**shared, "volumeName": CLAIM, "resources": {"requests": {"storage": "1Gi"}}},
+        "metadata": {"name": claim_name, "namespace": "default"},
+        "spec": {**shared, "volumeName": claim_name, "resources": {"requests": {"storage": "1Gi"}}},
     }
     cluster.kubectl("apply", "--filename=-", stdin=_stream([volume, claim]))
 

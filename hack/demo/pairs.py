@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from demo.install import CLAIM
+CLAIM = "tiny-pair"
+"""Of the volume with the demo's checkpoints."""
 from tandem_operator.api import GROUP, KIND, VERSION
 
 Manifest = dict[str, Any]
