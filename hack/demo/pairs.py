@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-CLAIM = "tiny-pair"
-"""Of the volume with the demo's checkpoints."""
 from tandem_operator.api import GROUP, KIND, VERSION
 
 Manifest = dict[str, Any]
+
+CLAIM = "tiny-pair"
+"""Of the volume with the demo's checkpoints."""
 
 TRAINED_ON = (2, 4, 5)
 """Capture indexes that the tiny pair's drafter was trained on; its card says so."""
