@@ -34,10 +34,10 @@ async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Pla
     resource = sight.observed.resource
     wake, status = plan.wake_after_seconds, plan.status
     problems = [problem for manifest in plan.apply if (problem := await _apply_child(api, manifest))]
+    events = plan.events
     if problems:
-        seen = Seen("Progressing", "False", "ChildRefused", "; ".join(problems))
-        conditions = merge(status.conditions, [seen], resource.metadata.generation, now)
-        status = status.model_copy(update={"conditions": conditions})
+        status, event = _refused(resource, status, "; ".join(problems), now)
+        events += event
         wake = min(wake or REFUSED_AGAIN_SECONDS, REFUSED_AGAIN_SECONDS)
     for deletion in plan.delete:
         await _delete(api, resource.metadata.namespace, deletion)
@@ -50,9 +50,20 @@ async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Pla
             workers.replay(address, uid, resource.spec.model_name or resource.metadata.name)
     if status != resource.status and not await write_status(api, resource, status):
         return CONFLICT_AGAIN_SECONDS  # the plan was for an object that is no more as it was: tell nothing of it
-    for event in plan.events:  # after status: an event that was told is a transition that was recorded
-        await post_event(api, resource, event, now)
+    for told in events:  # after status: an event that was told is a transition that was recorded
+        await post_event(api, resource, told, now)
     return wake
+
+
+def _refused(
+    resource: SpeculativeDeployment, status: Status, message: str, now: datetime
+) -> tuple[Status, tuple[Event, ...]]:
+    """Status with the condition that says so, and the event, unless it was told before."""
+    seen = Seen("Progressing", "False", "ChildRefused", message)
+    conditions = merge(status.conditions, [seen], resource.metadata.generation, now)
+    told = any(c.type == seen.type and c.reason == seen.reason for c in resource.status.conditions)
+    event = () if told else (Event("Warning", seen.reason, message),)
+    return status.model_copy(update={"conditions": conditions}), event
 
 
 async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
@@ -69,7 +80,9 @@ async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
     try:
         await patch[kind](name, namespace, manifest, field_manager=names.FIELD_MANAGER, force=True, _content_type=APPLY)
     except client.ApiException as error:
-        if error.status in (400, 403, 409, 422):
+        # A field of the wrong type, or one that does not exist, is answered by server-side apply with 500.
+        untyped = error.status == 500 and "failed to create typed patch object" in _words(error)
+        if untyped or error.status in (400, 403, 409, 422):
             return f"{kind} {name} was refused: {_words(error)}"
         raise
     return ""

@@ -71,10 +71,13 @@ def check(context: Context) -> Checked:
         return _concluded(spec.validation.enforcement, fresh, _pause(fresh, context.now, fresh.at))
     job_name = names.validation_job(resource.metadata.name, key, attempt)
     message = f"validating the pair ({spec.validation.mode}) in Job {job_name}"
+    changed = known is not None and _changed_files(context, known) is not None
+    if changed:
+        message = f"a worker found other files than were validated, so it did not start; {message}"
     if job and job.problem:
         message += f"; it waits: {job.problem}"
     manifest = None if job else children.validation_job(resource, context.settings, key, attempt)
-    reason = "Waiting" if job and job.problem else "Validating"
+    reason = "Waiting" if job and job.problem else "CheckpointChanged" if changed else "Validating"
     return Checked(False, Seen("Validated", "Unknown", reason, message), last, manifest)
 
 
