@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.operator_kit import Operator, Story
-from cluster.support import Namespace, eventually
+from cluster.support import Namespace
 from localcluster import Cluster
 
 
@@ -50,9 +50,11 @@ def operator(cluster: Cluster) -> Operator:
 @pytest.fixture
 def story(operator: Operator) -> Iterator[Story]:
     """A namespace for a user of Tandem. Deleted afterwards, without waiting for the end."""
-    name = f"story-{uuid.uuid4().hex[:8]}"
-    operator.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    accounts = operator.api.path("serviceaccounts", name)
-    eventually(lambda: operator.api.request("GET", accounts)["items"])
-    yield Story(operator, name)
-    operator.api.request("DELETE", f"/api/v1/namespaces/{name}")
+    with Story.begun(operator) as story:
+        yield story
+
+
+@pytest.fixture
+def another_story(operator: Operator) -> Iterator[Story]:
+    with Story.begun(operator) as story:
+        yield story

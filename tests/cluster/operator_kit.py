@@ -13,6 +13,8 @@ import shutil
 import ssl
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,7 +107,7 @@ class WorkerPod(NamedTuple):
         httpx.post(f"http://{self.ip}:{WORKER_PORT}/sim", json=behaviour).raise_for_status()
 
 
-def simulated(drafter: str = "drafter", **fields: Any) -> Manifest:
+def simulated(drafter_folder: str = "drafter", **fields: Any) -> Manifest:
     """A spec whose pair is validated for real and whose workers are simulators; `sim`: what they do from the start.
 
     A different `sim` is a different revision. Other fields override by their YAML names, one level deep.
@@ -113,7 +115,7 @@ def simulated(drafter: str = "drafter", **fields: Any) -> Manifest:
     behaviour = fields.pop("sim", {})
     spec: Manifest = {
         "target": {"source": {"hostPath": {"path": "target"}}},
-        "drafter": {"source": {"hostPath": {"path": drafter}}},
+        "drafter": {"source": {"hostPath": {"path": drafter_folder}}},
         "engine": {"image": "localhost/engine-simulator:dev"},
         "rollout": {"steps": [{"weight": 50}], "progressDeadlineSeconds": 60, "analysis": {"intervalSeconds": 1}},
         "pod": {"env": [{"name": f"SIM_{key.upper()}", "value": str(value)} for key, value in behaviour.items()]},
@@ -123,9 +125,9 @@ def simulated(drafter: str = "drafter", **fields: Any) -> Manifest:
     return spec
 
 
-def real(drafter: str = "drafter", **fields: Any) -> Manifest:
+def real(drafter_folder: str = "drafter", **fields: Any) -> Manifest:
     """As `simulated`, with the worker that users get."""
-    return {**simulated(drafter, **fields), "engine": {}}
+    return {**simulated(drafter_folder, **fields), "engine": {}}
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,20 @@ class Operator:
         found: list[Manifest] = self.api.request("GET", self.api.path("pods", self.namespace))["items"]
         return found
 
-    def url(self) -> str:
-        (pod,) = self.pods()
-        return f"http://{pod['status']['podIP']}:8080"
+    def get(self, path: str) -> str:
+        """Of its own HTTP server, once one that answers is there."""
+
+        def answer() -> str:
+            try:
+                return "".join(
+                    httpx.get(f"http://{pod['status']['podIP']}:8080{path}").raise_for_status().text
+                    for pod in self.pods()
+                    if _is_ready(pod)
+                )
+            except httpx.HTTPError:
+                return ""
+
+        return eventually(answer, LIMIT_SECONDS)
 
     def _scale(self, replicas: int) -> None:
         path = self.api.path("deployments", self.namespace, f"{self.name}/scale")
@@ -199,6 +212,17 @@ class Story:
 
     operator: Operator
     namespace: str
+
+    @classmethod
+    @contextmanager
+    def begun(cls, operator: Operator) -> Iterator[Story]:
+        """In a fresh namespace, which is deleted afterwards, without waiting for the end."""
+        name = f"story-{uuid.uuid4().hex[:8]}"
+        operator.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        accounts = operator.api.path("serviceaccounts", name)
+        eventually(lambda: operator.api.request("GET", accounts)["items"])
+        yield cls(operator, name)
+        operator.api.request("DELETE", f"/api/v1/namespaces/{name}")
 
     @property
     def api(self) -> Api:
@@ -286,13 +310,24 @@ class Story:
         found = [_worker_pod(item) for item in self.api.request("GET", self.path("pods"), **query)["items"]]
         return [pod for pod in found if revision in ("", pod.revision)]
 
+    def ready_pods(self, name: str = "pair", revision: str = "") -> list[WorkerPod]:
+        return [pod for pod in self.pods(name, revision) if pod.ready and not pod.terminating]
+
     def serving(self, name: str = "pair") -> dict[str, int]:
         """Ready workers by revision."""
-        found: dict[str, int] = {}
-        for pod in self.pods(name):
-            if pod.ready and not pod.terminating:
-                found[pod.revision] = found.get(pod.revision, 0) + 1
-        return found
+        return dict(Counter(pod.revision for pod in self.ready_pods(name)))
+
+    def until_speculating(self, enabled: bool, name: str = "pair") -> None:
+        """Until every ready worker says so itself."""
+
+        def all_do(_: object) -> bool:
+            try:
+                said = {pod.status().speculation_enabled for pod in self.ready_pods(name)}
+            except httpx.HTTPError:  # it went away meanwhile
+                return False
+            return said == {enabled}
+
+        self.until(f"all workers {'speculate' if enabled else 'run the target alone'}", all_do, name)
 
     def events(self, name: str = "pair") -> list[Event]:
         """In the order of their making."""
@@ -303,12 +338,11 @@ class Story:
     def event(self, reason: str, name: str = "pair") -> Event:
         """The newest with this reason; waits for it, since events follow status."""
 
-        def newest() -> Event | None:
-            return next((event for event in reversed(self.events(name)) if event.reason == reason), None)
+        def told(_: object) -> list[Event]:
+            return [event for event in self.events(name) if event.reason == reason]
 
-        found = eventually(newest, 10)
-        assert found is not None
-        return found
+        self.until(f"an event {reason}", told, name, limit_seconds=10)
+        return told(None)[-1]
 
     def until(
         self,
