@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from static.build import Model, target
+from static.build import llama_8b as llama_8b
 
 YARN_32 = {
     "rope_type": "yarn",

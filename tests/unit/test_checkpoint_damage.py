@@ -109,7 +109,7 @@ def test_a_whole_shard_is_read_with_absolute_offsets(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [
-        (b"", "TDM-CONFIG-MALFORMED", "line 1, column 1"),
+        (b"", "TDM-CONFIG-MALFORMED", "it is empty"),
         (b'{\n  "hidden_size": 16,\n  "layers" 8\n}', "TDM-CONFIG-MALFORMED", "line 3, column 12"),
         (b"[1, 2]", "TDM-CONFIG-MALFORMED", "holds a list"),
         (b'{"a": 1, "a": 2}', "TDM-CONFIG-MALFORMED", "'a' stands twice"),

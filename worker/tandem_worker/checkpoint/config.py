@@ -93,7 +93,9 @@ class Config:
             return None
         ids = [item for item in value if _is_integer(item)] if isinstance(value, list) else None
         if ids is None or ids != value:
-            wrong = self._wrong(name, value, "a list of three integers, such as [2, 4, 5]", code="TDM-LAYER-IDS-MALFORMED")
+            wrong = self._wrong(
+                name, value, "a list of three integers, such as [2, 4, 5]", code="TDM-LAYER-IDS-MALFORMED"
+            )
             raise CheckpointError(*wrong.findings, verdict=Verdict.DOES_NOT_FIT)
         return tuple(ids)
 
@@ -127,7 +129,9 @@ class Config:
             )
         return value
 
-    def _wrong(self, name: str, value: object, expected: str, code: str = "TDM-CONFIG-FIELD-INVALID") -> CheckpointError:
+    def _wrong(
+        self, name: str, value: object, expected: str, code: str = "TDM-CONFIG-FIELD-INVALID"
+    ) -> CheckpointError:
         return CheckpointError(
             error(
                 code,
@@ -147,10 +151,22 @@ def read_config(file: Path) -> Config:
     try:
         value = strict_json.parse(data)
     except strict_json.JsonError as failure:
-        raise _malformed(file, str(failure)) from None
+        raise _malformed(file, not_json(data) or str(failure)) from None
     if not isinstance(value, Mapping):
         raise _malformed(file, f"it holds a {type(value).__name__}, not an object")
     return Config(value, file)
+
+
+def not_json(data: bytes) -> str:
+    """What a file is that does not even begin like JSON; empty when that is not it."""
+    text = data[:512].lstrip().lower()
+    if not text:
+        return "it is empty"
+    if text.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer, not the file it points to: run `git lfs pull`"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "it is a web page (HTML or XML): the download answered with an error or a login page"
+    return ""
 
 
 def _malformed(file: Path, reason: str) -> CheckpointError:

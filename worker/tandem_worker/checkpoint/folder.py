@@ -6,15 +6,16 @@ Every shard is looked at before anything is raised, so that the user hears of al
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tandem_worker.checkpoint import strict_json
-from tandem_worker.checkpoint.config import Config, read_config
-from tandem_worker.checkpoint.errors import CheckpointError, error, listed, note, printable
+from tandem_worker.checkpoint.config import Config, not_json, read_config
+from tandem_worker.checkpoint.errors import CheckpointError, error, listed, note, printable, warning
 from tandem_worker.checkpoint.files import read_bytes, readable
 from tandem_worker.checkpoint.header import Shard, TensorInfo, read_shard
 from tandem_worker.finding import Finding
@@ -22,6 +23,7 @@ from tandem_worker.finding import Finding
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX_BYTES = 200 * 1024 * 1024
+THREADS = 4
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 REFETCH = "Fetch the checkpoint again from where it was published."
 
@@ -48,13 +50,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     index_file = path / INDEX if INDEX in names else None
     with _collector_at_rest():
         index = _read_index(index_file) if index_file else {}
-        files = sorted(set(index.values())) or [name for name in names if name.endswith(".safetensors")]
+        files = sorted(set(index.values())) or _weight_files(names)
         if not files:
             raise CheckpointError(_no_weights(path, names))
-        shards = _read_shards(path, names, files)
+        shards = _read_shards(path, files)
         tensors = _merge(shards)
-        findings = tuple(_compare(index, shards, index_file)) if index_file else ()
-    return Checkpoint(path, config, shards, tensors, index_file, findings)
+        findings = [*_compare(index, shards, index_file)] if index_file else []
+    return Checkpoint(path, config, shards, tensors, index_file, (*findings, *_links(path, shards)))
 
 
 @contextmanager
@@ -67,6 +69,12 @@ def _collector_at_rest() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
+
+
+def _weight_files(names: list[str]) -> list[str]:
+    """Without an index. Mistral's releases hold the weights twice, once consolidated under other tensor names."""
+    files = [name for name in names if name.endswith(".safetensors")]
+    return [name for name in files if not name.startswith("consolidated")] or files
 
 
 def _names_in(path: Path) -> list[str]:
@@ -99,6 +107,12 @@ def _config_file(path: Path, names: list[str]) -> Path:
 
 def _no_weights(path: Path, names: list[str]) -> Finding:
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+    with readable(path):
+        below = [name for name in names if any((path / name).glob("*.safetensors"))]
+    if below:
+        message = f"{path} has no *.safetensors file; there are some a level down in {listed(below)}."
+        action = f"Move them beside config.json, or use {path / below[0]} as the path if it has one of its own."
+        return error("TDM-WEIGHTS-ONE-LEVEL-DOWN", message, file=path, expected="*.safetensors", action=action)
     if pickles:
         message = f"{path} has its weights only as pickle ({listed(pickles)}); pickles run code and are never opened."
         action = "Publish the checkpoint as safetensors."
@@ -110,9 +124,10 @@ def _no_weights(path: Path, names: list[str]) -> Finding:
 def _read_index(file: Path) -> dict[str, str]:
     """Tensor name -> shard name."""
     try:
-        value = strict_json.parse(read_bytes(file, LARGEST_INDEX_BYTES))
+        data = read_bytes(file, LARGEST_INDEX_BYTES)
+        value = strict_json.parse(data)
     except strict_json.JsonError as failure:
-        raise _index_malformed(file, str(failure)) from None
+        raise _index_malformed(file, not_json(data) or str(failure)) from None
     entries = value.get("weight_map") if isinstance(value, Mapping) else None
     if not isinstance(entries, Mapping) or not entries:
         raise _index_malformed(file, "it has no weight_map")
@@ -123,9 +138,15 @@ def _read_index(file: Path) -> dict[str, str]:
 
 
 def _names_files(values: Collection[object]) -> bool:
-    """Whether all are names of files in one folder, as far as names go."""
+    """Whether all are names of files of the folder, as far as names go."""
     texts = {value for value in values if isinstance(value, str)} if set(map(type, values)) == {str} else set()
-    return bool(texts) and all(Path(text).name == text and text.isprintable() for text in texts)
+    return bool(texts) and all(map(_inside, texts))
+
+
+def _inside(shard: str) -> bool:
+    """A file of the folder, or of a folder below it."""
+    path = PurePosixPath(shard)
+    return bool(path.name) and not path.is_absolute() and ".." not in path.parts and shard.isprintable()
 
 
 def _index_malformed(file: Path, reason: str) -> CheckpointError:
@@ -135,21 +156,65 @@ def _index_malformed(file: Path, reason: str) -> CheckpointError:
     return CheckpointError(finding)
 
 
-def _read_shards(path: Path, names: list[str], files: Iterable[str]) -> tuple[Shard, ...]:
-    shards: list[Shard] = []
-    damage: list[Finding] = []
-    for name in files:
-        if name not in names:
-            message = f"{path} lacks {name}, which {INDEX} names."
-            damage.append(error("TDM-SHARD-MISSING", message, file=path / name, expected="the file", action=REFETCH))
-            continue
-        try:
-            shards.append(read_shard(path / name))
-        except CheckpointError as failure:
-            damage.extend(failure.findings)
+def _read_shards(path: Path, files: Sequence[str]) -> tuple[Shard, ...]:
+    """Side by side: a volume that is far away answers several questions in the time of one."""
+    if len(files) == 1:
+        read: Iterable[Shard | CheckpointError] = [_read_or_failure(path, files[0])]
+    else:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            read = list(pool.map(lambda name: _read_or_failure(path, name), files))
+    shards, damage = [], []
+    for result in read:
+        if isinstance(result, CheckpointError):
+            damage.extend(result.findings)
+        else:
+            shards.append(result)
     if damage:
         raise CheckpointError(*damage)
     return tuple(shards)
+
+
+def _read_or_failure(path: Path, name: str) -> Shard | CheckpointError:
+    file = path / name
+    try:
+        with readable(file):
+            if not file.exists():
+                return CheckpointError(_absent(path, file))
+        return read_shard(file)
+    except CheckpointError as failure:
+        return failure
+
+
+def _absent(path: Path, file: Path) -> Finding:
+    if file.is_symlink():
+        points = os.readlink(file)
+        message = f"{file.name} is a symbolic link to {points}, which is not there."
+        action = "Mount the folder that the link leads to, or copy the files instead of linking them."
+        return error("TDM-LINK-BROKEN", message, file=file, found=points, expected="the file", action=action)
+    message = f"{path} lacks {file.name}, which {INDEX} names."
+    return error("TDM-SHARD-MISSING", message, file=file, expected="the file", action=REFETCH)
+
+
+def _links(path: Path, shards: Iterable[Shard]) -> Iterable[Finding]:
+    """Links that leave the folder break when it is mounted alone. A hub cache links its snapshots to its own blobs."""
+    for shard in shards:
+        if not shard.file.is_symlink():
+            continue
+        home, real = path.resolve(), shard.file.resolve()
+        if not real.is_relative_to(home) and not (
+            real.parent.name == "blobs" and home.is_relative_to(real.parent.parent)
+        ):
+            yield warning(
+                "TDM-LINK-OUTSIDE",
+                f"{shard.file.name} is a symbolic link out of the checkpoint's folder, to {real}.",
+                file=shard.file,
+                found=real,
+                expected="a file of the folder",
+                action="Copy the file: a pod that mounts the folder alone does not have it.",
+            )
+            return
 
 
 def _merge(shards: Sequence[Shard]) -> dict[str, TensorInfo]:
@@ -167,7 +232,7 @@ def _compare(index: Mapping[str, str], shards: Iterable[Shard], file: Path) -> I
     """Index against headers. Raises CheckpointError where a loader that trusts the index would fail."""
     holds: dict[str, str] = {}
     for shard in shards:
-        holds.update(dict.fromkeys(shard.tensors, shard.file.name))
+        holds.update(dict.fromkeys(shard.tensors, shard.file.relative_to(file.parent).as_posix()))
     if holds == index:
         return
     astray = [name for name, shard in index.items() if holds.get(name) != shard]

@@ -72,9 +72,9 @@ def run_checks(pairing: Pairing) -> tuple[tuple[Finding, ...], Verdict]:
             if failure.verdict is not Verdict.COULD_NOT_CHECK or check is not builtin.narrow_reading:
                 raise
             unknown += failure.findings
-    odd = pairing.target.checkpoint.findings + pairing.drafter.checkpoint.findings
+    findings += [*pairing.target.checkpoint.findings, *pairing.drafter.checkpoint.findings]
     findings = _distinct(findings)
-    return (*findings, *_distinct(unknown, findings), *odd), verdict_of(findings, bool(unknown))
+    return (*findings, *_distinct(unknown, findings)), verdict_of(findings, bool(unknown))
 
 
 def verdict_of(findings: Iterable[Finding], unknown: bool) -> Verdict:

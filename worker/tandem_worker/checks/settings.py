@@ -93,7 +93,9 @@ def mrope(pairing: Pairing) -> Iterable[Finding]:
 def max_positions(pairing: Pairing) -> Iterable[Finding]:
     """The drafter's positions against the length that will be served: the target's, unless the deployment says less."""
     served = pairing.deployment.number("context_length")
-    ours, theirs = longest_context(pairing.drafter), served or longest_context(pairing.target)
+    ours, theirs = longest_context(pairing.drafter), served
+    if theirs is None and pairing.target.max_positions.declared:
+        theirs = longest_context(pairing.target)
     if ours is None or theirs is None or ours >= theirs:
         return
     effect, says = pairing.engine.ask("context", "untrained").value, pairing.says
