@@ -11,7 +11,7 @@ SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test lint format cluster cluster-status cluster-down crds constraints clean venv kube
+.PHONY: help demo demo-down test lint format cluster cluster-status cluster-down crds findings constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ cluster-down: demo-down ## stop it
 
 crds: venv ## write crds/ anew from the API models
 	@$(RUN) tandem_operator.api.crd > crds/.new && mv crds/.new crds/speculativedeployments.yaml
+
+findings: venv ## write docs/findings.md anew from the catalogue of checks
+	@$(RUN) tandem_worker.checks.explanations > docs/.new && mv docs/.new docs/findings.md
 
 constraints: python ## choose the newest versions of all packages for constraints.txt
 	@$(SETUP) constraints
