@@ -43,12 +43,14 @@ class Workers:
         except ValidationError as error:
             log.warning("/status of %s is not what the contract says: %s", ip, error)
             parsed = None
+        if not text:
+            return Worker(status=parsed, problem="no answer")
         try:
-            counts = builtin.read_counts(text) if text else None
+            read = builtin.read_metrics(text)
         except ValueError as error:
             log.warning("/metrics of %s gives no evidence: %s", ip, error)
-            counts = None
-        return Worker(status=parsed, counts=counts)
+            return Worker(status=parsed, problem=str(error)[:200])
+        return Worker(status=parsed, counts=read.counts, running=read.running, steps=read.steps)
 
     async def switch(self, ip: str, pod_uid: str, enabled: bool, reason: str) -> str:
         """Switch speculation; returns what went wrong, or an empty string."""

@@ -1,4 +1,4 @@
-"""From counters to a verdict: what counts as evidence, and what it says."""
+"""From raw counters of pods to increments and windows: what counts as evidence, and what is none."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.api.status import Counts, Window
+from tandem_operator.api.status import Counts, Tally, Window
 from tandem_operator.engines import builtin
-from tandem_operator.plan import evidence
+from tandem_operator.plan.analysis import evidence
+from tandem_operator.plan.analysis.evidence import FROZEN_LOOKS, Reading
+from tandem_operator.plan.analysis.speed import StepTimes
 from tandem_operator.plan.conditions import TYPES, Seen, merge
-from tandem_operator.plan.verdict import judge
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = Window(revision="r", started_at=START, sampled_at=START)
@@ -22,63 +23,68 @@ def counts(drafts: int = 0, accepted: int = 0, requests: int = 0, generated: int
     return Counts(drafts=drafts, accepted=accepted, accepted0=accepted, requests=requests, generated=generated)
 
 
-@pytest.mark.parametrize(
-    ("seen", "outcome", "reason"),
-    [
-        (counts(), "Inconclusive", "TooFewDrafts"),
-        (counts(drafts=29, requests=3), "Inconclusive", "TooFewDrafts"),
-        (counts(drafts=30, requests=2), "Inconclusive", "TooFewDrafts"),
-        (counts(drafts=30, requests=3), "Collapsed", "NothingAccepted"),
-        (counts(drafts=5000, requests=100), "Collapsed", "NothingAccepted"),
-        (counts(drafts=30, accepted=1, requests=3), "Inconclusive", "TooFewDrafts"),
-        (counts(drafts=200, accepted=59, requests=5), "Collapsed", "AcceptLengthBelowFloor"),
-        (counts(drafts=200, accepted=60, requests=5), "Healthy", "AcceptLengthAboveFloor"),
-        (counts(drafts=200, accepted=59, requests=4), "Inconclusive", "TooFewDrafts"),
-        (counts(requests=5, generated=50), "Collapsed", "SpeculationInactive"),
-        (counts(requests=5, generated=5), "Inconclusive", "TooFewDrafts"),
-        (counts(requests=4, generated=500), "Inconclusive", "TooFewDrafts"),
-    ],
-)
-def test_a_verdict_needs_evidence_and_no_evidence_is_never_collapse(seen: Counts, outcome: str, reason: str) -> None:
-    verdict = judge(seen, min_accept_length=1.3)
-    assert (verdict.outcome, verdict.reason) == (outcome, reason)
-
-
-def test_a_verdict_says_the_numbers_that_made_it() -> None:
-    assert judge(counts(412, 8, 9), 1.3).message == "accept length 1.02 over 412 drafts from 9 requests, floor 1.3"
+def sampled(window: Window, *readings: Reading, now: datetime = START) -> Window:
+    return evidence.sample(window, readings, now)[0]
 
 
 def test_the_window_between_two_scrapes_is_what_counts_not_the_lifetime() -> None:
-    first, second = counts(drafts=500, accepted=1000), counts(drafts=900, accepted=1600)
-    window = evidence.fresh(evidence.sample(WINDOW, [("pod", first)], [], START), START)
-    window = evidence.sample(window, [("pod", second)], [], START + timedelta(seconds=30))
+    window = evidence.fresh(sampled(WINDOW, Reading("pod", counts(drafts=500, accepted=1000))), START)
+    window = sampled(window, Reading("pod", counts(drafts=900, accepted=1600)), now=START + timedelta(seconds=30))
     assert evidence.accept_length(window.counts) == 2.5
+    assert evidence.accept_length(window.total) == pytest.approx(2.78, abs=0.005)
 
 
 def test_a_counter_that_falls_began_again_at_zero() -> None:
-    window = evidence.fresh(evidence.sample(WINDOW, [("pod", counts(drafts=1600, accepted=9))], [], START), START)
-    window = evidence.sample(window, [("pod", counts(drafts=40, accepted=3))], [], START)
+    window = evidence.fresh(sampled(WINDOW, Reading("pod", counts(drafts=1600, accepted=9))), START)
+    window = sampled(window, Reading("pod", counts(drafts=40, accepted=3)))
     assert window.counts == counts(drafts=40, accepted=3)
 
 
 def test_a_fresh_pod_counts_from_its_first_draft() -> None:
-    window = evidence.sample(WINDOW, [("old", counts(drafts=10))], [], START)
-    window = evidence.sample(window, [("old", counts(drafts=10)), ("new", counts(drafts=40))], [], START)
+    window = sampled(WINDOW, Reading("old", counts(drafts=10)))
+    window = sampled(window, Reading("old", counts(drafts=10)), Reading("new", counts(drafts=40)))
     assert window.counts.drafts == 50
 
 
 def test_a_pod_that_cannot_be_read_adds_nothing_and_loses_nothing() -> None:
-    window = evidence.sample(WINDOW, [("pod", counts(drafts=10))], [], START)
-    window = evidence.sample(window, [], [], START)
-    window = evidence.sample(window, [("pod", counts(drafts=30))], [], START)
+    window = sampled(WINDOW, Reading("pod", counts(drafts=10)))
+    window = sampled(window)
+    window = sampled(window, Reading("pod", counts(drafts=30)))
     assert window.counts.drafts == 30
 
 
+def test_engine_ranks_of_one_pod_count_on_their_own() -> None:
+    window = sampled(WINDOW, Reading("pod/0", counts(drafts=100)), Reading("pod/1", counts(drafts=60)))
+    window = sampled(window, Reading("pod/0", counts(drafts=110)), Reading("pod/1", counts(drafts=5)))
+    assert window.counts.drafts == 100 + 60 + 10 + 5
+    assert evidence.forget(window, frozenset({"pod"})).pods == window.pods
+    assert evidence.forget(window, frozenset({"other"})).pods == []
+
+
 def test_what_a_pod_serves_while_it_is_switched_off_is_no_evidence() -> None:
-    window = evidence.sample(WINDOW, [], [("pod", counts(requests=100, generated=5000))], START)
+    window = sampled(WINDOW, Reading("pod", counts(requests=100, generated=5000), drafting=False))
     assert window.counts == Counts()
-    window = evidence.sample(window, [("pod", counts(drafts=7, requests=101, generated=5010))], [], START)
+    window = sampled(window, Reading("pod", counts(drafts=7, requests=101, generated=5010)))
     assert window.counts == counts(drafts=7, requests=1, generated=10)
+
+
+def test_a_run_without_one_accepted_token_ends_with_the_first() -> None:
+    window = sampled(WINDOW, Reading("pod", counts(drafts=100, accepted=50, requests=2)))
+    window = sampled(window, Reading("pod", counts(drafts=130, accepted=50, requests=3)))
+    window = sampled(window, Reading("pod", counts(drafts=170, accepted=50, requests=5)))
+    assert window.barren == Tally(drafts=70, requests=3)
+    assert sampled(window, Reading("pod", counts(drafts=180, accepted=51, requests=5))).barren == Tally()
+
+
+def test_counters_that_stand_still_while_requests_run_are_told_from_an_idle_pod() -> None:
+    busy = idle = sampled(WINDOW, Reading("pod", counts(drafts=10), running=2))
+    for _ in range(FROZEN_LOOKS):
+        assert not evidence.frozen(busy)
+        busy = sampled(busy, Reading("pod", counts(drafts=10), running=2))
+        idle = sampled(idle, Reading("pod", counts(drafts=10), running=0))
+    assert evidence.frozen(busy) == {"pod"}
+    assert not evidence.frozen(idle)
+    assert not evidence.frozen(sampled(busy, Reading("pod", counts(drafts=11), running=2)))
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=8), min_size=1, max_size=4))
@@ -90,22 +96,11 @@ def test_increments_add_up_whatever_the_pods_restarts_and_the_operators(pods: li
             if n < len(steps):
                 readings[pod] = readings[pod] + steps[n] if steps[n] else 0
                 truth += steps[n]
-        now = [(str(pod), counts(drafts=value)) for pod, value in enumerate(readings)]
-        window = Window.model_validate_json(evidence.sample(window, now, [], START).model_dump_json())
-    assert window.counts.drafts == truth
-
-
-def test_pods_that_are_gone_are_forgotten() -> None:
-    window = evidence.sample(WINDOW, [("a", counts(drafts=1)), ("b", counts(drafts=2))], [], START)
-    assert [pod.uid for pod in evidence.forget(window, frozenset("b")).pods] == ["b"]
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "low", "high"),
-    [(6, 10, 0.31, 0.83), (18, 30, 0.42, 0.75), (60, 100, 0.50, 0.69), (180, 300, 0.54, 0.65), (0, 20, 0.0, 0.16)],
-)
-def test_wilson_bounds_as_published(successes: int, trials: int, low: float, high: float) -> None:
-    assert evidence.wilson(successes, trials) == (pytest.approx(low, abs=0.006), pytest.approx(high, abs=0.006))
+        now = [Reading(str(pod), counts(drafts=value)) for pod, value in enumerate(readings)]
+        window = Window.model_validate_json(sampled(window, *now).model_dump_json())
+        if n % 3 == 2:
+            window = evidence.fresh(window, START)
+    assert window.total.drafts == truth
 
 
 METRICS = """
@@ -117,13 +112,32 @@ tandem_accepted_tokens_per_position_total{revision="r",origin="user",position="0
 tandem_accepted_tokens_per_position_total{revision="r",origin="user",position="1"} 20
 tandem_finished_requests_total{revision="r",origin="user"} 5
 tandem_finished_requests_total{revision="r",origin="calibration"} 1
+tandem_finished_drafts_squared_total{revision="r",origin="user"} 330
+tandem_finished_drafts_squared_total{revision="r",origin="calibration"} 4
 tandem_generated_tokens_total{revision="r",origin="user"} 130
+tandem_running_requests{revision="r"} 3
+# TYPE tandem_step_seconds histogram
+tandem_step_seconds_bucket{revision="r",phase="verify",batch="2",le="0.5"} 7
+tandem_step_seconds_count{revision="r",phase="verify",batch="2"} 7
+tandem_step_seconds_sum{revision="r",phase="verify",batch="2"} 0.21
+tandem_step_seconds_count{revision="r",phase="plain",batch="2"} 0
+tandem_step_seconds_sum{revision="r",phase="plain",batch="2"} 0
 """
 
 
 def test_counters_are_summed_over_origins_and_read_at_position_0() -> None:
-    read = builtin.read_counts(METRICS)
-    assert read == Counts(drafts=42, accepted=90, accepted0=30, requests=6, user_requests=5, generated=130)
+    read = builtin.read_metrics(METRICS)
+    assert read.counts == Counts(
+        drafts=42,
+        accepted=90,
+        accepted0=30,
+        requests=6,
+        user_requests=5,
+        generated=130,
+        finished_drafts_squared=334,
+    )
+    assert read.running == 3
+    assert read.steps == (StepTimes("verify", 2, 7, 0.21),), "what was never timed is left out"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +152,7 @@ def test_counters_are_summed_over_origins_and_read_at_position_0() -> None:
 )
 def test_metrics_that_cannot_be_read_say_which_and_are_no_zero(text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        builtin.read_counts(text)
+        builtin.read_metrics(text)
 
 
 def test_conditions_keep_their_transition_time_while_the_status_stays() -> None:

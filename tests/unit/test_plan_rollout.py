@@ -222,13 +222,18 @@ def test_quarantine_ends_by_a_spec_change_or_the_retry_annotation_but_not_by_an_
     assert world.condition("RolledBack")[0] == "False"
 
 
-def test_a_lower_floor_is_a_spec_change_and_gives_the_drafter_another_chance() -> None:
+def test_lower_demands_are_a_spec_change_and_give_the_drafter_another_chance() -> None:
     world = served("a", replicas=2)
     world.lives["bad"] = Life(rate=0.2)
     world.edit(spec("bad", replicas=2))
     world.run(20)
     assert world.serving() == {"a": 2}
     world.edit(spec("bad", replicas=2, guard={"minAcceptLength": 1.1}))
+    world.run(20)
+    assert world.serving() == {"a": 2}, "above the floor, and still far from what the stable revision gets"
+    assert world.status.quarantined[-1].reason == "AcceptanceBelowBaseline"
+    lower = {"minAcceptLength": 1.1, "toleratedDrop": 0.8, "collapseDrop": 0.9}
+    world.edit(spec("bad", replicas=2, guard=lower))
     world.run(20)
     assert world.serving() == {"bad": 2}
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from tandem_operator import names
 from tandem_operator.api import Metadata, Spec, SpeculativeDeployment, Status
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
 from tandem_operator.plan import Context, Observed, Plan, Settings, plan
-from tandem_operator.plan.observed import Deployment, History, Pod, ValidationJob, Worker
+from tandem_operator.plan.analysis.evidence import plus
+from tandem_operator.plan.observed import Deployment, History, Manifest, Pod, ValidationJob, Worker
 from tandem_worker.contract import (
     Fingerprints,
     SelfTest,
@@ -118,7 +120,8 @@ class World:
             return
         for deletion in decided.delete:
             revision = deletion.name.removeprefix("pair-")
-            {"Deployment": self.deployments, "ControllerRevision": self.history}[deletion.kind].pop(revision, None)
+            kept: dict[str, Any] = self.deployments if deletion.kind == "Deployment" else self.history
+            kept.pop(revision, None)
         for command in decided.commands:
             worker = self.workers[command.pod_uid]
             assert worker.status is not None
@@ -146,7 +149,7 @@ class World:
         source = self.recipes[revision].drafter
         return source.host_path.path.rsplit("/", 1)[1] if source and source.host_path else "-"
 
-    def _apply(self, manifest: dict) -> None:  # type: ignore[type-arg]
+    def _apply(self, manifest: Manifest) -> None:
         labels = manifest["metadata"].get("labels", {})
         if manifest["kind"] == "Deployment":
             revision, desired = labels[names.REVISION], manifest["spec"]["replicas"]
@@ -215,12 +218,18 @@ class World:
                 continue
             drafts = 30 * self.requests_per_step if status.speculation_enabled else 0
             accepted = round(drafts * self.lives.get(self._drafter(pod.revision), Life()).rate)
+            requests, each = self.requests_per_step, accepted / max(1, self.requests_per_step)  # all requests are alike
             more = Counts(
-                drafts=counts.drafts + drafts,
-                accepted=counts.accepted + accepted,
-                accepted0=counts.accepted0 + accepted,
-                requests=counts.requests + self.requests_per_step,
-                user_requests=counts.user_requests + self.requests_per_step,
-                generated=counts.generated + 60 * self.requests_per_step,
+                drafts=drafts,
+                accepted=accepted,
+                accepted0=accepted,
+                requests=requests,
+                user_requests=requests,
+                generated=60 * requests,
+                finished_drafts=drafts,
+                finished_accepted0=accepted,
+                finished_drafts_squared=30 * drafts,
+                finished_accepted0_squared=round(each * accepted),
+                finished_drafts_accepted0=30 * accepted,
             )
-            self.workers[uid] = replace(worker, counts=more)
+            self.workers[uid] = replace(worker, counts=plus(counts, more))

@@ -118,9 +118,15 @@ class Step(ApiModel):
 
 
 class Analysis(ApiModel):
-    """How often acceptance is judged."""
+    """How often acceptance is judged, and on how much at least."""
 
     interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    minimum_drafts: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Drafts that a step or a window must have seen before a verdict.")
+    ] = 100
+    minimum_requests: Annotated[
+        int, Field(ge=1, le=100_000, description="Finished requests that they must come from.")
+    ] = 5
 
 
 class Rollout(ApiModel):
@@ -153,7 +159,23 @@ class Guard(ApiModel):
     min_accept_length: Annotated[
         float, Field(ge=1, le=9, description="Tokens per target forward, bonus token included; 1.0: nothing accepted.")
     ] = 1.3
+    tolerated_drop: Annotated[
+        float, Field(ge=0, le=0.9, description="Share of the baseline's position-0 acceptance that may be lost.")
+    ] = 0.1
+    collapse_drop: Annotated[
+        float,
+        Field(
+            ge=0.05,
+            le=0.95,
+            description="Share of the baseline's position-0 acceptance that, when lost, is a collapse. Between the two "
+            "neither is said.",
+        ),
+    ] = 0.4
+    min_speedup: Annotated[
+        float, Field(ge=0, le=10, description="Over the target alone, from step times at like batch size; 0: any.")
+    ] = 1.0
     on_collapse: OnCollapse = OnCollapse.ROLLBACK
+    rules: ClassVar = (Rule("self.toleratedDrop < self.collapseDrop", "toleratedDrop must be less than collapseDrop"),)
 
 
 class NamedReference(ApiModel):

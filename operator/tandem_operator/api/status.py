@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer
@@ -77,7 +78,10 @@ class Validation(ApiModel):
 
 
 class Acceptance(ApiModel):
-    """Of the serving revision, over the last window with evidence. Bounds: Wilson's 95 % of position 0, for people."""
+    """Of the serving revision, over the last window with evidence. Bounds: Wilson's 95 % of position 0, for people.
+
+    `speedup`: over the target alone, from step times at like batch size; absent until enough steps were timed.
+    """
 
     accept_length: float
     position0: float
@@ -87,6 +91,58 @@ class Acceptance(ApiModel):
     requests: int
     revision: Hash
     window_seconds: int
+    speedup: float | None = None
+
+
+class Outcome(StrEnum):
+    """What a measurement says of a revision."""
+
+    HEALTHY = "Healthy"
+    COLLAPSED = "Collapsed"
+    TOO_SLOW = "TooSlow"
+    SPECULATION_INACTIVE = "SpeculationInactive"
+    INCONCLUSIVE = "Inconclusive"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+
+    @property
+    def bad(self) -> bool:
+        """The revision is not to go on. The last two are no evidence, neither good nor bad."""
+        return self in (Outcome.COLLAPSED, Outcome.TOO_SLOW, Outcome.SPECULATION_INACTIVE)
+
+
+class Measurement(ApiModel):
+    """One look at a revision, with the numbers that made the verdict.
+
+    `acceptLength` and `position0` are of the evidence that decided. `healthy` and `collapsed` are the two rates of
+    position-0 acceptance between which the test against the baseline decides; `score` is its log-likelihood ratio,
+    `floorScore` that of the test against `guard.minAcceptLength`; above `alarmAbove` they say collapsed, below
+    `healthyBelow` (at a canary) healthy. Both are divided by `designEffect`, for drafts of one request are alike.
+    """
+
+    at: Time
+    since: Time
+    revision: Hash
+    test: Literal["Gate", "Steady"]
+    outcome: Outcome
+    reason: ShortText
+    message: Sentence = ""
+    drafts: int = 0
+    accepted: int = 0
+    requests: int = 0
+    accept_length: float | None = None
+    position0: float | None = None
+    baseline: Annotated[str, Field(max_length=16)] = ""
+    baseline_position0: float | None = None
+    baseline_drafts: int = 0
+    healthy: float | None = None
+    collapsed: float | None = None
+    score: float = 0.0
+    floor_score: float = 0.0
+    alarm_above: float = 0.0
+    healthy_below: float | None = None
+    design_effect: float = 1.0
+    correlation: float = 0.0
+    speedup: float | None = None
 
 
 class Quarantine(ApiModel):
@@ -99,30 +155,60 @@ class Quarantine(ApiModel):
     spec: Hash
 
 
-class Counts(ApiModel):
-    """Increments of the raw counters."""
-
+class Tally(ApiModel):
     drafts: int = 0
     accepted: int = 0
     accepted0: int = 0
     requests: int = 0
+
+
+class Counts(Tally):
+    """Increments of the raw counters. `finished…`: sums over finished requests, see the worker's metrics."""
+
     user_requests: int = 0
     generated: int = 0
+    finished_drafts: int = 0
+    finished_accepted0: int = 0
+    finished_drafts_squared: int = 0
+    finished_accepted0_squared: int = 0
+    finished_drafts_accepted0: int = 0
 
 
 class PodCounts(Counts):
-    """Counters of one pod as last read, so that the next reading can be differenced after a restart of the operator."""
+    """Counters of one pod as last read, so that the next reading can be differenced after a restart of the operator.
+
+    `still`: looks in a row at which requests ran and no counter moved.
+    """
 
     uid: Annotated[str, Field(max_length=64)]
+    running: int = 0
+    still: int = 0
+
+
+class Score(Tally):
+    """A cumulative sum, and the evidence that it is made of: all since it was last at zero."""
+
+    value: float = 0.0
 
 
 class Window(ApiModel):
-    """Evidence on one revision since `started_at`."""
+    """Evidence on one revision since `started_at`.
+
+    `total` is everything since the revision is watched; `barren` what was seen since anything was last accepted;
+    `beside_from` the total of the revision that serves beside it when the window began; `settled` the position-0
+    acceptance of its first drafts in service, 0 until there are enough.
+    """
 
     revision: Hash
     started_at: Time
     sampled_at: Time
     counts: Counts = Counts()
+    total: Counts = Counts()
+    beside_from: Counts | None = None
+    barren: Tally = Tally()
+    below_floor: Score = Score()
+    below_baseline: Score = Score()
+    settled: float = 0.0
     pods: Annotated[list[PodCounts], Field(max_length=1024)] = []
 
 
@@ -150,6 +236,7 @@ class Status(ApiModel):
     quarantined: Annotated[list[Quarantine], Field(max_length=10)] = []
     validation: Validation | None = None
     acceptance: Acceptance | None = None
+    measurements: Annotated[list[Measurement], Field(max_length=10)] = []
     windows: Annotated[list[Window], Field(max_length=2)] = []
 
     def quarantine_of(self, revision: str, spec: str) -> Quarantine | None:

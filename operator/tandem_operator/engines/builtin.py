@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tandem_operator import names
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
+from tandem_operator.plan.analysis.speed import StepTimes
 from tandem_worker.contract import WORKER_PORT, Metric, Origin
 
 TARGET_MOUNT, DRAFTER_MOUNT, KEY_MOUNT = "/models/target", "/models/drafter", "/etc/tandem"
@@ -57,31 +62,70 @@ def probes(progress_deadline_seconds: int) -> dict[str, object]:
     }
 
 
+class Metrics(NamedTuple):
+    counts: Counts
+    running: int  # requests in flight
+    steps: tuple[StepTimes, ...]
+
+
+_SUMS = {
+    "finished_drafts": Metric.FINISHED_D,
+    "finished_accepted0": Metric.FINISHED_A,
+    "finished_drafts_squared": Metric.FINISHED_DD,
+    "finished_accepted0_squared": Metric.FINISHED_AA,
+    "finished_drafts_accepted0": Metric.FINISHED_DA,
+}
+_STEPS, _STEP_SECONDS = f"{Metric.STEP_SECONDS}_count", f"{Metric.STEP_SECONDS}_sum"
+
+
 def read_counts(text: str) -> Counts:
-    """Counters from `/metrics`. Raises ValueError when one is missing or is no finite number: then nothing is known."""
+    """As `read_metrics`, the counters alone."""
+    return read_metrics(text).counts
+
+
+def read_metrics(text: str) -> Metrics:
+    """What `/metrics` says, summed over origins. Raises ValueError when a counter is missing or no finite number: then
+    nothing is known. The sums over finished requests may be missing; without them the analysis is on the safe side."""
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for item in family.samples:
-            labels = item.labels
-            if item.name == Metric.ACCEPTED_PER_POSITION and labels.get("position") != "0":
-                continue
-            sums[item.name] = sums.get(item.name, 0.0) + item.value
-            if item.name == Metric.FINISHED_N and labels.get("origin") == Origin.USER:
-                sums["user"] = sums.get("user", 0.0) + item.value
-
-    def whole(name: str) -> int:
-        if name not in sums:
-            raise ValueError(f"/metrics has no {name}")
-        try:
-            return int(sums[name])
-        except (ValueError, OverflowError):  # NaN, infinity
-            raise ValueError(f"/metrics: {name} is {sums[name]}") from None
-
-    return Counts(
-        drafts=whole(Metric.DRAFTS),
-        accepted=whole(Metric.ACCEPTED_TOKENS),
-        accepted0=whole(Metric.ACCEPTED_PER_POSITION),
-        requests=whole(Metric.FINISHED_N),
+    steps: dict[tuple[str, int], dict[str, float]] = {}
+    for item in _samples(text):
+        labels = item.labels
+        if item.name in (_STEPS, _STEP_SECONDS):
+            steps.setdefault((labels["phase"], int(labels["batch"])), {})[item.name] = item.value
+            continue
+        if item.name == Metric.ACCEPTED_PER_POSITION and labels.get("position") != "0":
+            continue
+        sums[item.name] = sums.get(item.name, 0.0) + item.value
+        if item.name == Metric.FINISHED_N and labels.get("origin") == Origin.USER:
+            sums["user"] = sums.get("user", 0.0) + item.value
+    counts = Counts(
+        drafts=_whole(sums, Metric.DRAFTS),
+        accepted=_whole(sums, Metric.ACCEPTED_TOKENS),
+        accepted0=_whole(sums, Metric.ACCEPTED_PER_POSITION),
+        requests=_whole(sums, Metric.FINISHED_N),
         user_requests=int(sums.get("user", 0.0)),
-        generated=whole(Metric.GENERATED_TOKENS),
+        generated=_whole(sums, Metric.GENERATED_TOKENS),
+        **{field: _whole(sums, metric) for field, metric in _SUMS.items() if metric in sums},
     )
+    times = [
+        StepTimes(phase, batch, int(values.get(_STEPS, 0)), values.get(_STEP_SECONDS, 0.0))
+        for (phase, batch), values in steps.items()
+    ]
+    running = _whole(sums, Metric.RUNNING) if Metric.RUNNING in sums else 0
+    return Metrics(counts, running, tuple(time for time in times if time.steps))
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    """Without the buckets of histograms, which are most of the text and not read."""
+    kept = "\n".join(line for line in text.splitlines() if "_bucket{" not in line)
+    for family in text_string_to_metric_families(kept + "\n"):
+        yield from family.samples
+
+
+def _whole(sums: dict[str, float], name: str) -> int:
+    if name not in sums:
+        raise ValueError(f"/metrics has no {name}")
+    try:
+        return int(sums[name])
+    except (ValueError, OverflowError):  # NaN, infinity
+        raise ValueError(f"/metrics: {name} is {sums[name]}") from None

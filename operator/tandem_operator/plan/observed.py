@@ -9,6 +9,7 @@ from typing import Any
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
+from tandem_operator.plan.analysis.speed import StepTimes
 from tandem_worker.contract import ValidationReport, WorkerFailure, WorkerStatus
 
 
@@ -30,6 +31,9 @@ class Worker:
 
     status: WorkerStatus | None = None
     counts: Counts | None = None
+    running: int = 0  # requests in flight
+    steps: tuple[StepTimes, ...] = ()
+    problem: str = ""  # why there are no counts, in words
 
 
 @dataclass(frozen=True)

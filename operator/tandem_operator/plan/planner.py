@@ -18,14 +18,15 @@ from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.spec import OnCollapse
-from tandem_operator.plan import children, evidence, guard, rollout, summary, validation
+from tandem_operator.api.status import Outcome
+from tandem_operator.plan import children, guard, rollout, summary, validation
+from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.conditions import Seen, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.plan.revisions import short_hash
 from tandem_operator.plan.scale import Present, next_counts, shares
-from tandem_operator.plan.verdict import Outcome
 
 
 def plan(context: Context) -> Plan:
@@ -49,7 +50,7 @@ def plan(context: Context) -> Plan:
     counts = _counts(context, status)
     _note_children(context, status, recipes, counts, notes)
     _note_commands(context, status, recipes, notes)
-    guard.note_metrics(context, notes)
+    guard.note_metrics(context, status, notes)
     status = _summed_up(context, status, wanted, checked, counts, notes)
     return Plan(
         status=status,
@@ -80,22 +81,22 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
         return status
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
     if rollout.blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
-        status, window, _ = guard.look(context, status, stable)
-        return guard.with_window(status, evidence.fresh(window, window.sampled_at))
+        return guard.sample_only(context, status, stable)
     if message := guard.self_test_failed(context, stable, rollout.retry_of_workers(context, status, stable)):
         return rollout.quarantine(context, status, stable, "SelfTestFailed", message, notes)
-    status, window, verdict = guard.look(context, status, stable)
-    if verdict is guard.NOT_DUE:
+    status, window, verdict = guard.look_at_stable(context, status, stable)
+    if verdict is None:
         return status
     if window.counts.drafts:
-        status = status.model_copy(update={"acceptance": evidence.acceptance(window)})
+        shown = acceptance(window, guard.speed_of(context, stable))
+        status = status.model_copy(update={"acceptance": shown})
     if verdict.outcome == Outcome.HEALTHY:
-        return guard.with_window(status, evidence.fresh(window, context.now))
-    if verdict.outcome != Outcome.COLLAPSED:
+        return guard.next_window(context, status, window)
+    if not verdict.outcome.bad:
         return status
     if context.observed.resource.spec.guard.on_collapse == OnCollapse.ALERT:
-        notes.say("Warning", "Collapsed", f"Revision {stable}: {verdict.message}; guard.onCollapse is Alert")
-        return guard.with_window(status, evidence.fresh(window, context.now))
+        notes.say("Warning", verdict.outcome, f"Revision {stable}: {verdict.message}; guard.onCollapse is Alert")
+        return guard.judged_anew(context, status, stable)
     return rollout.quarantine(context, status, stable, verdict.reason, verdict.message, notes)
 
 

@@ -17,18 +17,21 @@ from datetime import timedelta
 
 from tandem_operator.api import Status
 from tandem_operator.api.spec import OnCollapse
-from tandem_operator.api.status import Progress, Quarantine
-from tandem_operator.plan import evidence, guard
+from tandem_operator.api.status import Measurement, Outcome, Progress, Quarantine
+from tandem_operator.plan import guard
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.revisions import spec_hash
 from tandem_operator.plan.scale import shares
 from tandem_operator.plan.validation import retry_of
-from tandem_operator.plan.verdict import Outcome, Verdict
 
 QUARANTINE_KEPT = 10
-NOT_SPECULATING = Verdict(Outcome.HEALTHY, "NotSpeculating", "this revision does not speculate; its workers are ready")
+NOT_SPECULATING = {
+    "outcome": Outcome.HEALTHY,
+    "reason": "NotSpeculating",
+    "message": "this revision does not speculate; its workers are ready",
+}
 
 
 def blocked(context: Context, status: Status, revision: str) -> Quarantine | None:
@@ -159,27 +162,30 @@ def _analyse(context: Context, status: Status, target: str, notes: Notes) -> Sta
     recipe = context.observed.recipe(target)
     spec = context.observed.resource.spec
     before = guard.window_of(context, status, target)
-    status, window, verdict = guard.look(context, status, target)
-    if recipe is not None and not recipe.speculates and verdict is not guard.NOT_DUE:
-        verdict = NOT_SPECULATING
+    status, window, verdict = guard.look_at_canary(context, status, target)
     notes.wakes.append(spec.rollout.analysis.interval_seconds)
-    notes.seen.append(_step_condition(status, target, verdict))
-    if verdict is guard.NOT_DUE:
+    if verdict is None:
+        notes.seen.append(_step_condition(status, target, "the next look at acceptance is still to come"))
         return status
+    if recipe is not None and not recipe.speculates:
+        verdict = verdict.model_copy(update=NOT_SPECULATING)
+    notes.seen.append(_step_condition(status, target, verdict.message))
     notes.seen.append(_canary_condition(target, verdict))
-    if verdict.outcome == Outcome.COLLAPSED and spec.guard.on_collapse != OnCollapse.ALERT:
+    if verdict.outcome.bad and spec.guard.on_collapse != OnCollapse.ALERT:
         message = f"Canary {target} rolled back: {verdict.message}{_stable_figure(status)}"
         notes.say("Warning", "RolledBack", message)
         return quarantine(context, status, target, verdict.reason, verdict.message + _stable_figure(status), notes)
     if verdict.outcome == Outcome.HEALTHY:
-        status = guard.with_window(status, evidence.fresh(window, context.now))
+        status = guard.next_window(context, status, window)
         return _next_step(context, status, target, verdict, notes)
-    if window.counts.user_requests == before.counts.user_requests and recipe is not None and recipe.speculates:
+    unread = verdict.outcome == Outcome.METRICS_UNAVAILABLE
+    unused = window.counts.user_requests == before.counts.user_requests
+    if unused and not unread and recipe is not None and recipe.speculates:
         notes.calibrate += [pod.uid for pod in guard.ready_pods(context, target)]
     return status
 
 
-def _next_step(context: Context, status: Status, target: str, verdict: Verdict, notes: Notes) -> Status:
+def _next_step(context: Context, status: Status, target: str, verdict: Measurement, notes: Notes) -> Status:
     assert status.progress is not None
     steps = context.observed.resource.spec.rollout.steps
     step = status.progress.step + 1
@@ -201,10 +207,13 @@ def _stable_figure(status: Status) -> str:
     return f"; stable {stable.accept_length:.2f}" if stable and stable.revision == status.stable_revision else ""
 
 
-def _step_condition(status: Status, target: str, verdict: Verdict) -> Seen:
-    return Seen("Progressing", "True", "CanaryStep", f"canary {target} at weight {status.weight}: {verdict.message}")
+def _step_condition(status: Status, target: str, message: str) -> Seen:
+    return Seen("Progressing", "True", "CanaryStep", f"canary {target} at weight {status.weight}: {message}")
 
 
-def _canary_condition(target: str, verdict: Verdict) -> Seen:
-    statuses = {Outcome.HEALTHY: "True", Outcome.COLLAPSED: "False", Outcome.INCONCLUSIVE: "Unknown"}
-    return Seen("CanaryHealthy", statuses[verdict.outcome], verdict.reason, f"canary {target}: {verdict.message}")  # type: ignore[arg-type]
+def _canary_condition(target: str, verdict: Measurement) -> Seen:
+    message = f"canary {target}: {verdict.message}"
+    if verdict.outcome.bad:
+        return Seen("CanaryHealthy", "False", verdict.reason, message)
+    healthy = verdict.outcome == Outcome.HEALTHY
+    return Seen("CanaryHealthy", "True" if healthy else "Unknown", verdict.reason, message)
