@@ -52,7 +52,7 @@ class Model:
         if shards == 1:
             write_shard(folder / "model.safetensors", self.tensors, self.data)
             return folder
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i in range(shards):
             part = {name: self.tensors[name] for name in names[i::shards]}
             file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
@@ -155,7 +155,7 @@ def drafter(name: str = "midlayer.", maps: bool = True, **config: Any) -> Model:
     return model
 
 
-# --- the baseline pair: Llama-3.1-8B-Instruct and yuhuili/EAGLE3-LLaMA3.1-Instruct-8B ----------------------------------
+# --- the baseline pair: Llama-3.1-8B-Instruct and yuhuili/EAGLE3-LLaMA3.1-Instruct-8B -------------------------------
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
     @property
     def text(self) -> str:
-        return json.dumps([finding for finding in self.document["findings"]])
+        return json.dumps(self.document["findings"])
 
 
 def run(target: Path, drafter: Path, *options: str) -> Seen:

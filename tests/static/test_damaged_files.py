@@ -60,8 +60,9 @@ def index_elsewhere(folder: Path) -> None:
     index = json.loads(file.read_text())
     names = sorted(index["weight_map"])
     index["weight_map"][names[0]], index["weight_map"][names[1]] = (
-        index["weight_map"][names[1]], index["weight_map"][names[0]],
-    )  # fmt: skip
+        index["weight_map"][names[1]],
+        index["weight_map"][names[0]],
+    )
     file.write_text(json.dumps(index))
 
 

@@ -8,19 +8,49 @@ import pytest
 
 from static import targets
 from static.judging import judged
-from static.test_reported_failures import kimi_drafter, named, qwen3_drafter
+from static.makers import kimi_drafter, named, qwen3_drafter
 
 CASES = [
     ("sglang@0.5.23", "--speculative-algorithm EAGLE", "DoesNotFit", "TDM-ALGORITHM", "EAGLE"),
     ("sglang@0.5.23", "--speculative-algorithm NEXTN", "DoesNotFit", "TDM-ALGORITHM", "NEXTN"),
     ("sglang@0.5.23", "--speculative-algorithm EAGLE3", "Fits", "", ""),
-    ("vllm@0.33.0", """--speculative-config '{"method": "eagle", "num_speculative_tokens": 3}'""", "DoesNotFit", "TDM-ALGORITHM", "eagle"),
+    (
+        "vllm@0.33.0",
+        """--speculative-config '{"method": "eagle", "num_speculative_tokens": 3}'""",
+        "DoesNotFit",
+        "TDM-ALGORITHM",
+        "eagle",
+    ),
     ("vllm@0.33.0", """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'""", "Fits", "", ""),
-    ("vllm@0.33.0", """--speculative-config '{"num_speculative_tokens": "4"}'""", "DoesNotFit", "TDM-ARGUMENT-TYPE", "'4'"),
-    ("vllm@0.33.0", """--speculative-config '{"parallel_drafting": "true"}'""", "DoesNotFit", "TDM-ARGUMENT-TYPE", "true"),
+    (
+        "vllm@0.33.0",
+        """--speculative-config '{"num_speculative_tokens": "4"}'""",
+        "DoesNotFit",
+        "TDM-ARGUMENT-TYPE",
+        "'4'",
+    ),
+    (
+        "vllm@0.33.0",
+        """--speculative-config '{"parallel_drafting": "true"}'""",
+        "DoesNotFit",
+        "TDM-ARGUMENT-TYPE",
+        "true",
+    ),
     ("vllm@0.33.0", "--speculative-config '{'", "DoesNotFit", "TDM-ARGUMENT-TYPE", "JSON"),
-    ("sglang@0.5.23", "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 24", "FitsWithWarnings", "TDM-DRAFT-TOKENS", "24"),
-    ("sglang@0.5.23", "--speculative-num-steps=3 --speculative-eagle-topk=1 --speculative-num-draft-tokens=4", "Fits", "", ""),
+    (
+        "sglang@0.5.23",
+        "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 24",
+        "FitsWithWarnings",
+        "TDM-DRAFT-TOKENS",
+        "24",
+    ),
+    (
+        "sglang@0.5.23",
+        "--speculative-num-steps=3 --speculative-eagle-topk=1 --speculative-num-draft-tokens=4",
+        "Fits",
+        "",
+        "",
+    ),
     ("sglang@0.5.23", "--speculative-num-steps many", "DoesNotFit", "TDM-ARGUMENT-TYPE", "many"),
     ("sglang@0.5.23", "--tp 16", "FitsWithWarnings", "TDM-TENSOR-PARALLEL", "8 key-value heads"),
     ("vllm@0.33.0", "-tp 64", "DoesNotFit", "TDM-TENSOR-PARALLEL", "32 heads"),
@@ -31,7 +61,7 @@ CASES = [
     ("sglang@0.5.23", "--quantization modelopt_fp4", "FitsWithWarnings", "TDM-QUANTISATION-INHERITED", "unquant"),
     ("sglang@0.5.23", "--quantization fp8 --speculative-draft-model-quantization unquant", "Fits", "", ""),
     ("sglang@0.5.23", "--speculative-accept-threshold-single 0.8", "FitsWithWarnings", "TDM-LOSSY-ACCEPTANCE", "0.8"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("engine", "arguments", "verdict", "code", "says"), CASES)

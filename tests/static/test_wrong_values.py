@@ -10,7 +10,7 @@ import pytest
 from static import targets
 from static.build import eagle3_8b, llama_8b
 from static.judging import judged
-from static.test_reported_failures import speculators
+from static.makers import speculators
 
 WRONG: list[Any] = ["4096", 4096.5, True, -1, 0, [4096], {"a": 1}, 10**30]
 

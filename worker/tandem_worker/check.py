@@ -1,6 +1,6 @@
 """`tandem-worker check` and `tandem-worker explain`: the static verdict at a terminal and in scripts.
 
-argparse and nothing of the rest of the command line: a verdict takes less time than importing the other one's libraries.
+argparse, and nothing of the rest of the command line: a verdict takes less time than importing what that needs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class CaptureIndexes(Frozen):
 
 
 class Resolution(Frozen):
-    """What the engine will do with the pair (validation) or did (worker). The two must be equal before a worker serves."""
+    """What the engine will do with the pair (validation) or did (worker). A worker serves only if both are equal."""
 
     capture_indexes: tuple[int, ...]
     fc_input_width: int
@@ -65,7 +65,7 @@ class ProbeResult(Frozen):
 
 
 class Fingerprints(Frozen):
-    """Of the two checkpoints: configs, index, headers, small tensors, sizes, sampled blocks. `sha256:` + 64 hex digits."""
+    """Of configs, index, headers, small tensors, sizes and sampled blocks. `sha256:` + 64 hex digits."""
 
     target: str
     drafter: str

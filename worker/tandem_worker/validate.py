@@ -58,12 +58,12 @@ def _validate(request: Request) -> ValidationReport:
     judged = judge(pairing)
     findings, verdict, summary = judged.findings, judged.verdict, judged.summary
     probe: ProbeResult | None = None
-    if request.mode is Mode.PROBE and verdict is not Verdict.COULD_NOT_CHECK:
-        if all(finding.code in PROBE_GOES_ON for finding in errors_of(findings)):
-            probe, seen, probe_verdict = _probe(pairing, request)
-            findings += seen
-            verdict = verdict if probe_verdict is Verdict.FITS or not _fits(verdict) else probe_verdict
-            summary = _probed(pairing, findings, probe) or summary
+    runs = verdict is not Verdict.COULD_NOT_CHECK and all(f.code in PROBE_GOES_ON for f in errors_of(findings))
+    if request.mode is Mode.PROBE and runs:
+        probe, seen, probe_verdict = _probe(pairing, request)
+        findings += seen
+        verdict = verdict if probe_verdict is Verdict.FITS or not _fits(verdict) else probe_verdict
+        summary = _probed(pairing, findings, probe) or summary
     judged = Judgement(verdict, summary, findings, judged.pairing)
     return _report(request, judged, probe)
 

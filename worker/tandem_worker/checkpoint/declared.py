@@ -135,7 +135,7 @@ def read_declared_drafter(checkpoint: Checkpoint) -> DeclaredDrafter:
     config = checkpoint.config
     top = Levels([config], problems)
     nested = _nested(top, DRAFTER_LEVELS)
-    eagle = top.object("eagle_config")
+    eagle = top.nested_object("eagle_config")
     levels = Levels([*nested, config], problems)
     model_type = levels.text("model_type")
     dimensions = _dimensions(levels, model_type.value or "", config)
@@ -173,7 +173,7 @@ def _nested(top: Levels, names: tuple[str, ...]) -> list[Config]:
     """The level that describes the language model or the draft layers, when it is not the top one."""
     for name in names:
         if top.find(name):
-            inner = top.object(name)
+            inner = top.nested_object(name)
             return [inner] if inner is not None else []
     return []
 
@@ -216,7 +216,7 @@ def _dtype(levels: Levels) -> Fact[str | None]:
 def _quantization(levels: Levels, top: Levels) -> Fact[str | None]:
     for level in (levels, top):
         for name in ("quantization_config", "compression_config"):
-            config = level.object(name)
+            config = level.nested_object(name)
             if config is not None:
                 method = Levels([config], levels.problems).text("quant_method", "quant_algo", default="unnamed").value
                 return Fact(method, config.prefix.rstrip("."))

@@ -25,10 +25,13 @@ class CheckpointError(Exception):
         return self.findings[0]
 
 
-class Details(TypedDict, total=False):
+class Place(TypedDict, total=False):
     file: object
     where: object
     found: object
+
+
+class Details(Place, total=False):
     expected: object
     action: str
 

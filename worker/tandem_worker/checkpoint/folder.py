@@ -165,7 +165,8 @@ def _read_shards(path: Path, files: Sequence[str]) -> tuple[Shard, ...]:
 
         with ThreadPoolExecutor(THREADS) as pool:
             read = list(pool.map(lambda name: _read_or_failure(path, name), files))
-    shards, damage = [], []
+    shards: list[Shard] = []
+    damage: list[Finding] = []
     for result in read:
         if isinstance(result, CheckpointError):
             damage.extend(result.findings)

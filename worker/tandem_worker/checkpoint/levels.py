@@ -76,7 +76,7 @@ class Levels:
     def text(self, *names: str, default: str | None = None, whose: str = "") -> Fact[str | None]:
         return self._read(names, lambda value: value if isinstance(value, str) else None, "a string", default, whose)
 
-    def object(self, name: str) -> Config | None:
+    def nested_object(self, name: str) -> Config | None:
         found = self.find(name)
         if found is None:
             return None

@@ -29,7 +29,7 @@ def read_rope(levels: Levels, default_theta: float | None, whose: str) -> Rope:
         thetas.append(Fact(top.value, top.where))
     scaling: Levels | None = None
     for name in PARAMETERS:
-        config = levels.object(name)
+        config = levels.nested_object(name)
         if config is None:
             continue
         inner = Levels([config, *_by_attention(config)], levels.problems)

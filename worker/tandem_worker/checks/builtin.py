@@ -103,7 +103,8 @@ def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[F
         kinds = listed(sorted({tensor.dtype for tensor in odd}))
         yield error(
             "TDM-DTYPE-NOT-SUPPORTED",
-            f"{len(odd)} weights of the {of} are stored as {kinds}, as in {odd[0].name}; the builtin engine reads floats.",
+            f"{len(odd)} weights of the {of} are stored as {kinds}, as in {odd[0].name}; the builtin engine reads "
+            "floats.",
             file=odd[0].file,
             where=odd[0].name,
             found=kinds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem_worker.checkpoint.declared import IDS
-from tandem_worker.checkpoint.errors import Details, error, note, warning
+from tandem_worker.checkpoint.errors import Place, error, note, warning
 from tandem_worker.checks.layer_rules import RULES, SAID, as_outputs, default_indexes, ids_for
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.finding import Finding
@@ -37,7 +37,8 @@ def layer_ids_count(pairing: Pairing) -> Iterable[Finding]:
         if len(ids) != states:
             yield error(
                 "TDM-LAYER-IDS-COUNT",
-                f"{path} names {len(ids)} layers, {list(ids)}; fc.weight is {list(fc.shape)} and takes {states:g} states "
+                f"{path} names {len(ids)} layers, {list(ids)}; fc.weight is {list(fc.shape)} and takes {states:g} "
+                "states "
                 f"of the target's {width}.",
                 file=pairing.config_file,
                 where=path,
@@ -125,23 +126,23 @@ def capture_order(pairing: Pairing) -> Iterable[Finding]:
         )
     if ids is None:
         return
-    details: Details = {"file": pairing.config_file, "where": resolution.ids_where, "found": list(ids)}
+    place: Place = {"file": pairing.config_file, "where": resolution.ids_where, "found": list(ids)}
     if len(set(ids)) < len(ids):
         message = f"The same state is captured more than once: {list(ids)}."
         if ascending:
             message += (
                 f" {pairing.says} captures each once, so {len(set(ids))} states reach an fc that takes {len(ids)}."
             )
-            yield error("TDM-CAPTURE-INDEXES-REPEATED", message, expected="distinct layers", **details)
+            yield error("TDM-CAPTURE-INDEXES-REPEATED", message, expected="distinct layers", **place)
         else:
-            yield warning("TDM-CAPTURE-INDEXES-REPEATED", message, **details)
+            yield warning("TDM-CAPTURE-INDEXES-REPEATED", message, **place)
     elif list(ids) != sorted(ids):
         kept = "sorts them" if ascending else "keeps their order"
         message = (
             f"The layer ids do not rise, {list(ids)}; {engine.title} {kept}. It must be the order of fc's slots in "
             "the training run."
         )
-        yield warning("TDM-CAPTURE-INDEXES-UNSORTED", message, expected=sorted(ids), **details)
+        yield warning("TDM-CAPTURE-INDEXES-UNSORTED", message, expected=sorted(ids), **place)
 
 
 def ignored_ids(pairing: Pairing) -> Iterable[Finding]:
@@ -174,7 +175,7 @@ def _second_list(pairing: Pairing, path: str, ids: tuple[int, ...], agrees: bool
     same = resolution.ids == ids
     if agrees and not same:
         return
-    details: Details = {
+    place: Place = {
         "file": pairing.config_file,
         "where": path,
         "found": f"{list(resolution.ids or ())} and {list(ids)}",
@@ -184,11 +185,12 @@ def _second_list(pairing: Pairing, path: str, ids: tuple[int, ...], agrees: bool
         f"{list(ids)} at {path}. Engines count the first in capture indexes and the second in layer outputs, and each "
         "engine reads one of them."
     )
-    details["action"] = "Keep the list that says what the training run captured; remove the other."
+    action = "Keep the list that says what the training run captured; remove the other."
     if same or not pairing.neutral:
-        yield warning("TDM-LAYER-IDS-DISAGREE", message, **details)
+        yield warning("TDM-LAYER-IDS-DISAGREE", message, action=action, **place)
     else:
-        yield error("TDM-LAYER-IDS-DISAGREE", message, expected="one list, or the same streams in both", **details)
+        expected = "one list, or the same streams in both"
+        yield error("TDM-LAYER-IDS-DISAGREE", message, expected=expected, action=action, **place)
 
 
 def convention(pairing: Pairing) -> Iterable[Finding]:
@@ -222,15 +224,16 @@ def linear_layers(pairing: Pairing) -> Iterable[Finding]:
     if not off:
         return
     message = (
-        f"The captured streams {list(captured)} leave layers {off}, which have no attention: the target mixes attention "
+        f"The captured streams {list(captured)} leave layers {off}, which have no attention: the target mixes "
+        "attention "
         "with linear layers, and its drafters are trained on attention layers."
     )
-    details: Details = {"file": pairing.config_file, "where": pairing.resolution.ids_where or IDS, "found": off}
+    place: Place = {"file": pairing.config_file, "where": pairing.resolution.ids_where or IDS, "found": off}
     if pairing.resolution.ids is None:
-        yield note("TDM-LAYERS-NOT-ATTENTION", message, **details)
+        yield note("TDM-LAYERS-NOT-ATTENTION", message, **place)
     else:
         action = "Check the layers against the drafter's model card."
-        yield warning("TDM-LAYERS-NOT-ATTENTION", message, action=action, **details)
+        yield warning("TDM-LAYERS-NOT-ATTENTION", message, action=action, **place)
 
 
 def defaults_told(pairing: Pairing) -> Iterable[Finding]:
@@ -244,7 +247,8 @@ def defaults_told(pairing: Pairing) -> Iterable[Finding]:
         yield note("TDM-LAYER-IDS-DEFAULT", message, file=pairing.config_file, where=IDS, expected="[2, n // 2, n - 3]")
     elif captured is not None:
         message = (
-            f"{pairing.says} reads {list(resolution.ids or ())} at {resolution.ids_where} and captures {list(captured)} "
+            f"{pairing.says} reads {list(resolution.ids or ())} at {resolution.ids_where} and captures "
+            f"{list(captured)} "
             f"({SAID[resolution.ids_rule]})."
         )
         yield note("TDM-CAPTURE-INDEXES", message, file=pairing.config_file, where=resolution.ids_where)

@@ -105,7 +105,8 @@ def _unknown(pairing: Pairing) -> Finding:
     why = "" if engine.read else f" Version {engine.version} was not read; {', '.join(versions)} were."
     return error(
         "TDM-ENGINE-UNKNOWN",
-        f"Tandem's table of {engine.table.title} does not tell {', '.join(resolution.unknown)}.{why} All else was checked.",
+        f"Tandem's table of {engine.table.title} does not tell {', '.join(resolution.unknown)}.{why} All else was "
+        "checked.",
         where="engine",
         found=engine.version,
         expected=f"one of {', '.join(versions)}",

@@ -125,7 +125,13 @@ def draft_vocab_size_stated(pairing: Pairing) -> Iterable[Finding]:
     drafter = pairing.drafter
     required = pairing.engine.ask("draft_vocab_size", "optional", drafter=pairing.resolution.family or "").value
     absent = drafter.draft_vocab_size.where == "" and not drafter.draft_vocab_size_null
-    if required == "required" and not pairing.refused and absent and not drafter.tie.value and not _head_disagrees(pairing):
+    if (
+        required == "required"
+        and not pairing.refused
+        and absent
+        and not drafter.tie.value
+        and not _head_disagrees(pairing)
+    ):
         yield error(
             "TDM-DRAFT-VOCABULARY-UNSTATED",
             f"The drafter's config has no draft_vocab_size; {pairing.engine.title} reads it without a default and ends "
@@ -180,7 +186,8 @@ def flags_ignored(pairing: Pairing) -> Iterable[Finding]:
         make = error if error_too else warning
         yield make(
             "TDM-FLAG-IGNORED",
-            f"{declared.where} is true, and {pairing.engine.title} does not read it: the drafter is computed without it, "
+            f"{declared.where} is true, and {pairing.engine.title} does not read it: the drafter is computed "
+            "without it, "
             "in silence.",
             file=pairing.config_file,
             where=declared.where,

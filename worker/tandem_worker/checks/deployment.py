@@ -142,7 +142,8 @@ def check_deployment(deployment: Deployment, engine: Engine, drafter_named: str)
     if algorithm and algorithm.upper() not in ("EAGLE3",):
         yield error(
             "TDM-ALGORITHM",
-            f"The engine is told to use the algorithm {algorithm}, and the drafter ({drafter_named}) is an EAGLE-3 one: "
+            f"The engine is told to use the algorithm {algorithm}, and the drafter ({drafter_named}) is an "
+            "EAGLE-3 one: "
             "the target's streams are not captured, fc is skipped by a test of widths, and the accept length is 1.00 "
             "without any error.",
             where=", ".join(engine.table.arguments.get("algorithm", ("algorithm",))),

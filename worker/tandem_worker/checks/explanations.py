@@ -17,8 +17,8 @@ HEAD = """# Findings
 
 Every finding of `tandem-worker check` and `validate` has a stable code. The severity given here is the usual one; some
 depend on the engine and its version, and say so. An error means that the pair does not fit, or that it could not be
-checked (files, engines that are not known); a warning does not block. `--format json` holds file, place, what was found,
-what was expected and what to do for each.
+checked (files, engines that are not known); a warning does not block. `--format json` holds file, place, what was
+found, what was expected and what to do for each.
 
 This page is written from the catalogue by `make findings`.
 """
@@ -58,9 +58,8 @@ def page() -> str:
 
 def _entry(entry: Explanation) -> str:
     reports = ", ".join(f"<{report}>" for report in entry.reports)
-    return (
-        f"\n### {entry.code}\n\n**{entry.title}.** {entry.severity}. {entry.why}\n\n> {entry.example}\n"
-        + (f"\nReported: {reports}\n" if reports else "")
+    return f"\n### {entry.code}\n\n**{entry.title}.** {entry.severity}. {entry.why}\n\n> {entry.example}\n" + (
+        f"\nReported: {reports}\n" if reports else ""
     )
 
 

@@ -34,7 +34,7 @@ def open_pairing(
     trained_on: tuple[int, ...] | None = None,
     deployment: Deployment | None = None,
 ) -> Pairing:
-    """Raises CheckpointError that tells of all damage to both: CouldNotCheck; DoesNotFit when they are one and the same."""
+    """Raises CheckpointError that tells of all damage to both (CouldNotCheck), or that they are one (DoesNotFit)."""
     target_checkpoint, drafter_checkpoint = _open_both(target, drafter)
     same = same_checkpoint(target_checkpoint, drafter_checkpoint)
     if same:

@@ -43,7 +43,7 @@ SAID: Mapping[str, str] = {
     "verbatim": "ids are capture indexes",
     "plus_one": "ids are layers whose output is captured: capture index = id + 1",
     "plus_one_if_first_is_1": "ids are capture indexes, unless the first is 1: then capture index = id + 1",
-    "verbatim_if_last_is_n": "ids are capture indexes if the largest is the number of layers, else capture index = id + 1",
+    "verbatim_if_last_is_n": "ids are capture indexes if one is the number of layers, else capture index = id + 1",
 }
 
 

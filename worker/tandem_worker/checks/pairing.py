@@ -52,7 +52,7 @@ class Pairing:
 
     @cached_property
     def parameters(self) -> Mapping[str, TensorInfo]:
-        """Drafter parameter -> the tensor that fills it, or would: tensors that the engine passes over count as well."""
+        """Drafter parameter -> the tensor that fills it, or would: tensors that the engine passes over count, too."""
         found: dict[str, TensorInfo] = {}
         for key, (use, parameter) in self.resolution.tensors.items():
             if parameter and use is Use.LOADED:

@@ -25,7 +25,8 @@ def tensor_parallel(pairing: Pairing) -> Iterable[Finding]:
     if heads % size:
         yield error(
             "TDM-TENSOR-PARALLEL",
-            f"The drafter's {heads} heads can not be split over {size} GPUs: it runs at the target's tensor parallel size.",
+            f"The drafter's {heads} heads can not be split over {size} GPUs: it runs at the target's tensor "
+            "parallel size.",
             where=where,
             found=size,
             expected=f"a divisor of {heads}",
@@ -63,7 +64,8 @@ def pipeline_parallel(pairing: Pairing) -> Iterable[Finding]:
     elif not own:
         yield warning(
             "TDM-PIPELINE-PARALLEL",
-            f"With {size} pipeline stages the target's embedding is on another one than the drafter, which has none of its "
+            f"With {size} pipeline stages the target's embedding is on another one than the drafter, which has "
+            "none of its "
             "own (embed_tokens.weight).",
             where="pipeline parallel size",
             found=size,

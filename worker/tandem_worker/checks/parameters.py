@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tandem_worker.checkpoint.errors import Details, error, listed, note, warning
+from tandem_worker.checkpoint.errors import Details, Place, error, listed, note, warning
 from tandem_worker.checks.engine_resolution import Origin, Use
 from tandem_worker.checks.expected import VOCABULARY
 from tandem_worker.checks.names import PACKED, meant_for
@@ -23,7 +23,7 @@ def dropped_tensors(pairing: Pairing) -> Iterable[Finding]:
     if pairing.eagle1 or not lost:
         return
     refused = any(resolution.tensors[key][0] is Use.REFUSED for key in lost)
-    random = sorted(name for name in map(meant_for, lost) if resolution.parameters.get(name or "") is Origin.RANDOM)
+    random = sorted(name for name in map(meant_for, lost) if name and resolution.parameters.get(name) is Origin.RANDOM)
     effect = "refuses to load them" if refused else "would drop them in silence"
     flags = {flag for key in lost for part, flag in FLAG_OF.items() if part in key}
     yield error(
@@ -139,18 +139,18 @@ def fc_unused(pairing: Pairing) -> Iterable[Finding]:
     if fc is None or pairing.resolution.fc_applied or pairing.eagle1:
         return
     tensor = pairing.drafter.checkpoint.tensors[fc]
-    details: Details = {"file": tensor.file, "where": fc, "found": list(tensor.shape)}
+    place: Place = {"file": tensor.file, "where": fc, "found": list(tensor.shape)}
     if not pairing.drafter.aux:
         yield warning(
             "TDM-FC-UNUSED",
             f"{fc} {list(tensor.shape)} is there, and use_aux_hidden_state is false: it is never applied.",
             expected="no fc.weight",
             action="Remove the tensor, or set use_aux_hidden_state to true if the drafter was trained with fc.",
-            **details,
+            **place,
         )
     elif "skip" in pairing.resolution.fc_reason:
         message = f"{pairing.says} skips {fc} {list(tensor.shape)}: {pairing.resolution.fc_reason}."
-        yield error("TDM-FC-UNUSED", message, expected="more than one state", action="Use another engine.", **details)
+        yield error("TDM-FC-UNUSED", message, expected="more than one state", action="Use another engine.", **place)
 
 
 def mask_hidden(pairing: Pairing) -> Iterable[Finding]:
@@ -212,7 +212,8 @@ def told(pairing: Pairing) -> Iterable[Finding]:
     if head is Origin.TARGET:
         quiet = drafter.tie.value or drafter.draft_vocab_size.value is None
         message = (
-            "The drafter has no head (lm_head.weight) of its own; it must be borrowed from the target. Not every engine "
+            "The drafter has no head (lm_head.weight) of its own; it must be borrowed from the target. Not every "
+            "engine "
             "does: SGLang leaves it at random when draft_vocab_size is set."
         )
         action = "For SGLang copy the target's lm_head.weight into the drafter (tandem-worker convert)."

@@ -45,8 +45,10 @@ def rope_theta(pairing: Pairing) -> Iterable[Finding]:
     elif theirs.declared and ours.value != theirs.value:
         yield warning(
             "TDM-ROPE-THETA-DIFFERS",
-            f"The drafter's rope_theta is {ours.value:g} ({ours.where}), the target's {theirs.value:g} ({theirs.where}); "
-            "right if it was trained so. Engines with one rotary table for both models (vllm-ascend) then compute one of "
+            f"The drafter's rope_theta is {ours.value:g} ({ours.where}), the target's {theirs.value:g} "
+            f"({theirs.where}); "
+            "right if it was trained so. Engines with one rotary table for both models (vllm-ascend) then "
+            "compute one of "
             "them wrongly.",
             file=pairing.config_file,
             where=ours.where,
@@ -61,7 +63,8 @@ def _thetas_of(of: Dimensions, file: object) -> Iterable[Finding]:
     if len(set(values)) > 1:
         first, other = of.rope.thetas[0], next(theta for theta in of.rope.thetas if theta.value != values[0])
         message = (
-            f"rope_theta is {first.value:g} at {first.where} and {other.value:g} at {other.where}; readers differ in which "
+            f"rope_theta is {first.value:g} at {first.where} and {other.value:g} at {other.where}; readers differ "
+            "in which "
             "one they take."
         )
         yield warning(

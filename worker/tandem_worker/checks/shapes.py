@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tandem_worker.checkpoint import TensorInfo
 from tandem_worker.checkpoint.declared import IDS
-from tandem_worker.checkpoint.errors import Details, error, warning
+from tandem_worker.checkpoint.errors import Place, error, warning
 from tandem_worker.checks.names import PACKED
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.finding import Finding
@@ -39,13 +39,13 @@ def fc_width(pairing: Pairing) -> Iterable[Finding]:
     if fc is None or not hidden or not width or not pairing.drafter.aux:
         return
     states, engine_width = resolution.states, resolution.target_width or width
-    details: Details = {"file": fc.file, "where": fc.name, "found": list(fc.shape)}
+    place: Place = {"file": fc.file, "where": fc.name, "found": list(fc.shape)}
     if len(fc.shape) != 2:
         message = (
             f"{fc.name} is {list(fc.shape)}, not a matrix; {pairing.engine.title} gives it {states} states of {width}."
         )
-        details |= {"expected": f"[{hidden}, {(states or 3) * width}]", "action": "Export the drafter again."}
-        yield error("TDM-FC-WIDTH", message, **details)
+        expected = [hidden, (states or 3) * width]
+        yield error("TDM-FC-WIDTH", message, expected=expected, action="Export the drafter again.", **place)
         return
     if pairing.eagle1:
         yield error(
@@ -54,18 +54,18 @@ def fc_width(pairing: Pairing) -> Iterable[Finding]:
             f"one state); EAGLE-3 has {states or 3} states of {width}.",
             expected=[hidden, (states or 3) * width],
             action="Use an EAGLE-3 drafter that was trained on three states of this target.",
-            **details,
+            **place,
         )
         return
     if states is None or (fc.shape == (hidden, states * engine_width) and engine_width == width):
         return
     if resolution.states_where in pairing.drafter.ids and fc.shape == (hidden, fc.shape[1] // width * width):
         return  # the list names another number of layers than fc takes: told as a mistake of the list
-    yield _fc_differs(pairing, fc, states, engine_width, hidden, width, details)
+    yield _fc_differs(pairing, fc, states, engine_width, hidden, width, place)
 
 
 def _fc_differs(
-    pairing: Pairing, fc: TensorInfo, states: int, engine_width: int, hidden: int, width: int, details: Details
+    pairing: Pairing, fc: TensorInfo, states: int, engine_width: int, hidden: int, width: int, place: Place
 ) -> Finding:
     drafter, seen = pairing.drafter, fc.shape[1] / width
     expected = [hidden, states * engine_width]
@@ -95,7 +95,8 @@ def _fc_differs(
     if fc.shape[0] == hidden and seen in declared and engine_width == width:
         return error(
             "TDM-STATES-IGNORED",
-            f"The config names {seen:g} states and fc.weight {list(fc.shape)} takes {seen:g}; {pairing.engine.title} does "
+            f"The config names {seen:g} states and fc.weight {list(fc.shape)} takes {seen:g}; "
+            f"{pairing.engine.title} does "
             f"not read them there and sizes fc for {states}: {expected}.",
             file=pairing.config_file,
             where=next(iter(drafter.ids), IDS),
@@ -107,8 +108,8 @@ def _fc_differs(
         f"fc.weight is {list(fc.shape)} ({fc.shape[1]} inputs = {seen:g} states of the target's {width}); "
         f"{pairing.engine.title} gives it {states} states of {width} and takes {hidden} outputs."
     )
-    details["expected"] = [hidden, states * width]
-    return error("TDM-FC-WIDTH", message, action="Use a drafter that was trained on states of this target.", **details)
+    action = "Use a drafter that was trained on states of this target."
+    return error("TDM-FC-WIDTH", message, expected=[hidden, states * width], action=action, **place)
 
 
 def states_from_top_level(pairing: Pairing) -> Iterable[Finding]:
@@ -119,7 +120,8 @@ def states_from_top_level(pairing: Pairing) -> Iterable[Finding]:
     if pairing.neutral and resolution.states_where == IDS and resolution.states != 3 and fits:
         yield warning(
             "TDM-STATES-TOP-LEVEL",
-            f"{resolution.states} aux layers are declared by the top-level {IDS} alone: that needs an engine that reads "
+            f"{resolution.states} aux layers are declared by the top-level {IDS} alone: that needs an engine that "
+            "reads "
             "the top-level key (vLLM's Llama drafter class and SGLang size fc for 3).",
             file=pairing.config_file,
             where=IDS,

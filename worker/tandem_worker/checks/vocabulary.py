@@ -38,7 +38,10 @@ def vocabulary_sizes(pairing: Pairing) -> Iterable[Finding]:
     if ours.value is not None and ours.value != theirs.value:
         padded = 0 < theirs.value - ours.value <= LARGEST_PADDING
         if own_embedding or not padded:
-            message = f"The drafter was made for a vocabulary of {ours.value}; the target has {theirs.value} ({theirs.where})."
+            message = (
+                f"The drafter was made for a vocabulary of {ours.value}; the target has {theirs.value} "
+                f"({theirs.where})."
+            )
             figures["action"] = "Use a drafter that was trained for a target with this vocabulary."
             yield error("TDM-VOCABULARY-SIZE", message, **figures)
         else:
@@ -106,7 +109,8 @@ def t2d_form(pairing: Pairing) -> Iterable[Finding]:
     if tensor is not None and len(tensor.shape) == 1 and length and 0 < length - tensor.shape[0] <= LARGEST_PADDING:
         yield warning(
             "TDM-VOCABULARY-PADDED",
-            f"t2d has {tensor.shape[0]} entries; vocab_size is {length}. The ids above, probably padding, are never drafted.",
+            f"t2d has {tensor.shape[0]} entries; vocab_size is {length}. The ids above, probably padding, are "
+            "never drafted.",
             file=tensor.file,
             where=tensor.name,
             found=tensor.shape[0],
@@ -137,7 +141,8 @@ def d2t_values(pairing: Pairing) -> Iterable[Finding]:
     if never_filled(pairing):
         yield error(
             "TDM-D2T-NEVER-FILLED",
-            f"d2t is all zeros, and the draft vocabulary is {len(ids)} of {vocabulary} ids: only the first {len(ids)} ids "
+            f"d2t is all zeros, and the draft vocabulary is {len(ids)} of {vocabulary} ids: only the first "
+            f"{len(ids)} ids "
             "could ever be drafted. A map that was never filled looks like this.",
             file=tensor.file,
             where=tensor.name,

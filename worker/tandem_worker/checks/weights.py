@@ -53,7 +53,8 @@ def overwritten_embedding(pairing: Pairing) -> Iterable[Finding]:
         return
     yield warning(
         "TDM-EMBEDDING-OVERWRITTEN",
-        f"The drafter's own embedding differs from the target's, and {pairing.engine.title} puts the target's in its place.",
+        f"The drafter's own embedding differs from the target's, and {pairing.engine.title} puts the target's in "
+        "its place.",
         file=own.file,
         where=own.name,
         found="an embedding of its own",
