@@ -34,9 +34,15 @@ EVERYTHING: Manifest = {
         "maxSurge": 1,
         "maxUnavailable": 1,
         "progressDeadlineSeconds": 60,
-        "analysis": {"intervalSeconds": 5},
+        "analysis": {"intervalSeconds": 5, "minimumDrafts": 50, "minimumRequests": 3},
     },
-    "guard": {"minAcceptLength": 1.5, "onCollapse": "Alert"},
+    "guard": {
+        "minAcceptLength": 1.5,
+        "toleratedDrop": 0,
+        "collapseDrop": 0.95,
+        "minSpeedup": 1.1,
+        "onCollapse": "Alert",
+    },
     "pod": {
         "nodeSelector": {"gpu": "h200"},
         "tolerations": [{"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}],
@@ -54,6 +60,13 @@ EVERYTHING: Manifest = {
     },
     "revisionHistoryLimit": 3,
     "modelName": "llama",
+}
+DEFAULT_GUARD: Manifest = {
+    "minAcceptLength": 1.3,
+    "toleratedDrop": 0.1,
+    "collapseDrop": 0.4,
+    "minSpeedup": 1,
+    "onCollapse": "Rollback",
 }
 FIVE_LINES: Manifest = {
     "target": {"source": {"hostPath": {"path": "/models/target"}}},
@@ -130,6 +143,8 @@ RULES = [
     case("the weights of steps must rise", "rollout.steps", [{"weight": 10}, {"weight": 50}],
          [{"weight": 50}, {"weight": 10}]),
     case("the weights of steps must rise", "rollout.steps", [], [{"weight": 10}, {"weight": 10}]),
+    case("toleratedDrop must be less than collapseDrop", "guard.toleratedDrop", 0.3, 0.4,
+         with_field(EVERYTHING, "guard.collapseDrop", 0.4)),
     case("valueFrom names exactly one of secretKeyRef and configMapKeyRef", "pod.env[1].valueFrom",
          {"secretKeyRef": REFERENCE}, {"secretKeyRef": REFERENCE, "configMapKeyRef": REFERENCE}),
     case("value and valueFrom exclude each other", "pod.env[0]", {"name": "A", "value": "b"},
@@ -284,9 +299,9 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
             "maxSurge": 1,
             "maxUnavailable": 0,
             "progressDeadlineSeconds": 1800,
-            "analysis": {"intervalSeconds": 30},
+            "analysis": {"intervalSeconds": 30, "minimumDrafts": 100, "minimumRequests": 5},
         },
-        "guard": {"minAcceptLength": 1.3, "onCollapse": "Rollback"},
+        "guard": DEFAULT_GUARD,
         "pod": {
             "nodeSelector": {}, "tolerations": [], "affinity": {}, "imagePullSecrets": [],
             "env": [], "labels": {}, "annotations": {},
@@ -300,7 +315,7 @@ def test_a_misspelt_field_is_refused_by_kubectl_and_pruned_from_others(anywhere:
     with pytest.raises(ClusterError, match=r'unknown field "spec.guard.minAcceptLenght"'):
         anywhere.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(misspelt))
     stored = create(anywhere, misspelt, dryRun="All", fieldValidation="Ignore")["spec"]
-    assert stored["guard"] == {"minAcceptLength": 1.3, "onCollapse": "Rollback"}
+    assert stored["guard"] == DEFAULT_GUARD
 
 
 @pytest.mark.parametrize("name", ["pair", "a", "llama-3-8b", "a" * 40])
