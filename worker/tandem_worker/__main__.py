@@ -6,6 +6,10 @@ import sys
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["convert"]:
+        from tandem_worker.convert.command import main as convert
+
+        sys.exit(convert(sys.argv[2:]))
     if sys.argv[1:2] in (["check"], ["explain"]):
         from tandem_worker import check
 

@@ -1,4 +1,4 @@
-"""The command line: `validate` here; `serve`, `check` and `explain` hand their arguments on."""
+"""The command line: `validate` here; `serve`, `check`, `explain` and `convert` hand their arguments on."""
 
 from __future__ import annotations
 
@@ -97,6 +97,14 @@ def check_command(context: typer.Context) -> None:
 def explain_command(context: typer.Context) -> None:
     """Print what an engine will do with every layer id, tensor and parameter."""
     raise typer.Exit(explain(context.args))
+
+
+@app.command("convert", add_help_option=False, context_settings=HANDED_ON)
+def convert_command(context: typer.Context) -> None:
+    """Write a corrected copy of a drafter for an engine, or say why that would be a guess."""
+    from tandem_worker.convert.command import main as convert
+
+    raise typer.Exit(convert(context.args))
 
 
 @app.command("serve", add_help_option=False, context_settings=HANDED_ON)
