@@ -11,7 +11,7 @@ SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test lint format cluster cluster-status cluster-down crds findings constraints clean venv kube
+.PHONY: help bench-static fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds findings bench-analysis constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,21 @@ crds: venv ## write crds/ anew from the API models
 
 findings: venv ## write docs/findings.md anew from the catalogue of checks
 	@$(RUN) tandem_worker.checks.explanations > docs/.new && mv docs/.new docs/findings.md
+
+bench-analysis: venv ## delay and false alarms of the acceptance analysis (half an hour; SCALE=0.1 for a look)
+	@$(RUN) pip install --quiet --target build/bench --upgrade --constraint constraints.txt matplotlib
+	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/build/bench" "$(shell $(SETUP) path)/bin/python" benchmarks/analysis.py \
+		--scale $(or $(SCALE),1)
+
+bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
+	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py
+
+verify-tables: venv ## run the engines' own code from their wheels and compare with the tables (fetches about 1.5 GB)
+	@$(RUN) verify_tables
+
+fuzz: venv ## a million damaged headers and configs against the readers (FUZZ_RUNS=n)
+	@$(RUN) pip install --quiet --target build/atheris "atheris==3.0.0"
+	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests:$(CURDIR)/build/atheris" "$(shell $(SETUP) path)/bin/python" -m fuzz $(FUZZ_RUNS)
 
 constraints: python ## choose the newest versions of all packages for constraints.txt
 	@$(SETUP) constraints

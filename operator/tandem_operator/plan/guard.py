@@ -69,7 +69,7 @@ def look_at_canary(context: Context, status: Status, revision: str) -> tuple[Sta
     if added is None:
         return with_window(status, window), window, None
     if problem := _unreadable(context, window):
-        measured = judge.unavailable(window, problem, context.now)
+        measured = judge.unavailable(window, "Gate", problem, context.now)
     else:
         seen = _seen(context, status, window, _baseline_of_canary(context, status, window))
         measured = judge.gate(seen, context.now)
@@ -82,7 +82,7 @@ def look_at_stable(context: Context, status: Status, revision: str) -> tuple[Sta
     if added is None:
         return with_window(status, window), window, None
     if problem := _unreadable(context, window):
-        measured = judge.unavailable(window, problem, context.now)
+        measured = judge.unavailable(window, "Steady", problem, context.now)
     else:
         window = _settled(window)
         seen = _seen(context, status, window, _baseline_of_stable(context, status, window))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from math import log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tandem_operator.api.status import Counts, Measurement, Outcome, Score, Tally, Window
 from tandem_operator.plan.analysis import hypotheses, sequential
@@ -146,13 +146,13 @@ def steady(seen: Seen, added: Counts, now: datetime) -> tuple[Window, Measuremen
     return window, _said(judged, Outcome.HEALTHY, "AcceptLengthAboveFloor", _figures(counts, seen))
 
 
-def unavailable(window: Window, problem: str, now: datetime) -> Measurement:
+def unavailable(window: Window, test: Literal["Gate", "Steady"], problem: str, now: datetime) -> Measurement:
     """No worker of the revision could be read."""
     return Measurement(
         at=now,
         since=window.started_at,
         revision=window.revision,
-        test="Steady",
+        test=test,
         outcome=Outcome.METRICS_UNAVAILABLE,
         reason="MetricsUnavailable",
         message=problem,
