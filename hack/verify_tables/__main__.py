@@ -23,7 +23,9 @@ def main(chosen: list[str]) -> int:
     result: dict[str, Any] = {engine: _engine(engine) for engine in chosen or ENGINES}
     if not chosen:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    differences = sum(len(version["differences"]) for engine in result.values() for version in engine["versions"].values())
+    differences = sum(
+        len(version["differences"]) for engine in result.values() for version in engine["versions"].values()
+    )
     print(f"{differences} differences between the tables and the sources")
     return 1 if differences else 0
 

@@ -77,14 +77,14 @@ def rule(models: Models, target: ClassDef) -> str:
     """`plus_one`, `verbatim`, `plus_one_if_first_is_1`, `verbatim_if_last_is_n`, or the outcomes as they are."""
     one, two, last = (outcome(models, target, ids) for ids in PROBES)
     shifted = [[i + 1 for i in ids] for ids in PROBES]
-    names = {
+    names: dict[tuple[int, ...], str] = {
         (0, 0, 0): "verbatim",
         (1, 1, 1): "plus_one",
         (1, 0, 0): "plus_one_if_first_is_1",
         (1, 1, 0): "verbatim_if_last_is_n",
     }
     signs = tuple(
-        {True: 1, False: 0}.get(seen == more) if seen in (ids, more) else 2
+        0 if seen == ids else 1 if seen == more else 2
         for seen, ids, more in zip((one, two, last), PROBES, shifted, strict=True)
     )
     return names.get(signs, f"{PROBES} -> {[one, two, last]}")

@@ -55,8 +55,10 @@ class Drafter:
 
     def layer0(self) -> tuple[str, ...]:
         """One tensor of the first layer that each family has."""
-        return ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight") if self.family == "mla" else (
-            "mlp.gate_proj.weight",
+        return (
+            ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
+            if self.family == "mla"
+            else ("mlp.gate_proj.weight",)
         )
 
     def loads(self, names: Iterable[str], **config: Any) -> set[str]:
@@ -155,7 +157,7 @@ def most_layers(drafter: Drafter) -> int:
 
 
 def tie(drafter: Drafter) -> str:
-    model = drafter.made(tie_word_embeddings=True)
+    model: Any = drafter.made(tie_word_embeddings=True)
     return "honoured" if model.lm_head is model.model.embed_tokens else "ignored"
 
 

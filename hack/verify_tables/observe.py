@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ OBSERVE = {"sglang": sglang.observe, "vllm": vllm.observe}
 
 
 def main(engine: str, folder: str) -> None:
+    logging.disable()  # the engines' own warnings about names, which are counted here
     facts = OBSERVE[engine](Path(folder), dict(load(engine).table.targets))
     json.dump([fact._asdict() for fact in facts], sys.stdout)
 

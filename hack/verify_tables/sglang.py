@@ -54,7 +54,7 @@ def _targets(models: Models, families: dict[str, str]) -> list[Fact]:
 
 def _ids_read(root: Path) -> list[list[str]]:
     """Runs the `try` that reads the ids, on configs that hold them in one place or another."""
-    places = {
+    places: dict[str, dict[str, Any]] = {
         IDS: {IDS: [7, 8, 9]},
         f"eagle_config.{IDS}": {"eagle_config": {IDS: [7, 8, 9]}},
     }

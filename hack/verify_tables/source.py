@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +17,15 @@ class ClassDef(NamedTuple):
 
 
 class Models:
-    """All classes of a folder of model files."""
+    """All classes of a folder of model files, and with `deep` of the folders in it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, deep: bool = False) -> None:
+        self.folder, self.deep = folder, deep
 
     @cached_property
     def trees(self) -> dict[str, ast.Module]:
-        return {file.stem: ast.parse(file.read_bytes()) for file in sorted(self.folder.glob("*.py"))}
+        files = self.folder.rglob("*.py") if self.deep else self.folder.glob("*.py")
+        return {".".join(_steps(file, self.folder)): ast.parse(file.read_bytes()) for file in sorted(files)}
 
     @cached_property
     def classes(self) -> dict[tuple[str, str], ClassDef]:
@@ -80,9 +82,9 @@ class Models:
 
 def function(node: ast.FunctionDef, **names: Any) -> Callable[..., Any]:
     """One function, compiled alone: annotations and decorators gone, `names` as its globals."""
-    bare = ast.FunctionDef(
-        name=node.name, args=_bare(node.args), body=node.body, decorator_list=[], returns=None, type_params=[]
-    )
+    bare = copy.deepcopy(node)
+    bare.decorator_list, bare.returns = [], None
+    _without_annotations(bare.args)
     tree = ast.fix_missing_locations(ast.Module(body=[bare], type_ignores=[]))
     space: dict[str, Any] = dict(names)
     exec(compile(tree, node.name, "exec"), space)
@@ -95,10 +97,13 @@ def functions(file: Path) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def _bare(arguments: ast.arguments) -> ast.arguments:
+def _steps(file: Path, folder: Path) -> tuple[str, ...]:
+    return file.relative_to(folder).with_suffix("").parts
+
+
+def _without_annotations(arguments: ast.arguments) -> None:
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         argument.annotation = None
-    return arguments
 
 
 def _last_name(node: ast.expr) -> str:

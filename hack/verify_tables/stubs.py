@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-
 UNSET = ("speculative_draft_window_size", "parallel_drafting")
 """Settings of the server that are off when nobody names them."""
 
@@ -34,7 +33,7 @@ class _StandInType(type):
         if "_stand_in" in cls.__dict__:
             if len(args) == 1 and not kwargs and (isinstance(args[0], type) or callable(args[0])):
                 return args[0]  # it stood for a decorator
-            return object.__new__(cls)
+            return object.__new__(cls)  # type: ignore[arg-type]
         return super().__call__(*args, **kwargs)
 
 

@@ -32,7 +32,7 @@ def observe(root: Path, targets: dict[str, str]) -> list[Fact]:
     files = {family: root / (module.replace(".", "/") + ".py") for family, (module, _) in DRAFTERS.items()}
     real = [module for module, _ in DRAFTERS.values()] + [f"{MODELS}.utils"]
     install("vllm", root, real, {"default_weight_loader": lambda value, weight: value.weight_loader(value, weight)})
-    utils = importlib.import_module(f"{MODELS}.utils")  # the loader that looks for a parameter for each tensor
+    utils: Any = importlib.import_module(f"{MODELS}.utils")  # the loader that looks for a parameter for each tensor
     utils.get_draft_quant_config = lambda settings: None
     utils.process_eagle_weight = lambda model, name: None
     for family, (module, name) in DRAFTERS.items():
@@ -45,6 +45,7 @@ class Registry:
     """Architecture -> (file, class), from the literal tables of registry.py."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.models = Models(root / "vllm/model_executor/models")
         self.tables: dict[str, dict[str, Any]] = {}
         for node in ast.walk(self.models.trees["registry"]):
@@ -66,16 +67,17 @@ class Registry:
 
     def supports_eagle3(self, where: tuple[str, str]) -> bool:
         """Whether SupportsEagle3 is among the bases, or another's that stand for it."""
-        module, name = where[0].rsplit(".", 1)[-1], where[1]
-        start = self.models.classes.get((module, name)) or self.models.find(name, module) or self._in_package(*where)
-        if start is None:
-            return False
-        return any("SupportsEagle3" in known.bases for known in self.models.lineage(start))
+        module, name = where
+        models = self._package(module) or self.models
+        start = models.find(name, module)
+        return start is not None and any("SupportsEagle3" in known.bases for known in models.lineage(start))
 
-    def _in_package(self, module: str, name: str) -> Any:
-        """A model that is a folder of files."""
-        folder = self.models.folder / module.replace(".", "/")
-        return Models(folder).find(name) if folder.is_dir() else None
+    def _package(self, module: str) -> Models | None:
+        """Of a model that is a folder of files."""
+        folder = self.models.folder / module
+        if module.startswith("vllm."):
+            folder = self.root / module.replace(".", "/")
+        return Models(folder, deep=True) if folder.is_dir() else None
 
     @staticmethod
     def _literal(node: ast.Dict) -> dict[str, Any]:
@@ -140,7 +142,10 @@ def _module_names(file: Path) -> dict[str, Any]:
 def _ids_read(root: Path) -> list[list[str]]:
     """Of the model runner that serves EAGLE-3 by default (V2)."""
     read = functions(root / "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py")["get_eagle3_aux_layers_from_config"]
-    places = {IDS: {IDS: [7, 8, 9]}, f"eagle_config.{IDS}": {"eagle_config": {IDS: [7, 8, 9]}}}
+    places: dict[str, dict[str, Any]] = {
+        IDS: {IDS: [7, 8, 9]},
+        f"eagle_config.{IDS}": {"eagle_config": {IDS: [7, 8, 9]}},
+    }
     found = []
     for place, config in places.items():
         draft = SimpleNamespace(hf_config=SimpleNamespace(**config))
@@ -189,7 +194,9 @@ def _settings(config: SimpleNamespace) -> SimpleNamespace:
         get_vocab_size=lambda: TARGET_VOCABULARY,
     )
     speculative = SimpleNamespace(
-        draft_model_config=SimpleNamespace(hf_config=config, quantization=None), parallel_drafting=False, method="eagle3"
+        draft_model_config=SimpleNamespace(hf_config=config, quantization=None),
+        parallel_drafting=False,
+        method="eagle3",
     )
     return SimpleNamespace(
         model_config=model,

@@ -17,6 +17,7 @@ PARTS = {
         "vllm/config/",
         "vllm/model_executor/model_loader/",
         "vllm/model_executor/models/",
+        "vllm/models/",
         "vllm/transformers_utils/",
         "vllm/v1/spec_decode/",
         "vllm/v1/worker/",
