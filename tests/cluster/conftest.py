@@ -42,9 +42,11 @@ def namespace(cluster: Cluster) -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> Operator:
-    """Tandem as deploy/ installs it."""
-    return Operator.installed(cluster)
+def operator(cluster: Cluster) -> Iterator[Operator]:
+    """Tandem as deploy/ installs it. Whatever the tests made it do, its rights must have covered."""
+    operator = Operator.installed(cluster)
+    yield operator
+    assert operator.denied() == []
 
 
 @pytest.fixture

@@ -192,6 +192,17 @@ class Operator:
 
         return eventually(answer, LIMIT_SECONDS)
 
+    def requests(self) -> list[Manifest]:
+        """All that it asked the API server for since the cluster began, from the audit log."""
+        account = f"system:serviceaccount:{self.namespace}:{self.name}"
+        lines = (self.cluster.logs_dir / "audit.log").read_text().splitlines()
+        asked: list[Manifest] = [json.loads(line) for line in lines if account in line]
+        return [request for request in asked if request["user"]["username"] == account]
+
+    def denied(self) -> list[Manifest]:
+        """Requests that its rights did not cover. What admission refuses, as a quota does, is another matter."""
+        return [r for r in self.requests() if r["annotations"].get("authorization.k8s.io/decision") != "allow"]
+
     def _scale(self, replicas: int) -> None:
         path = self.api.path("deployments", self.namespace, f"{self.name}/scale")
         self.api.request("PATCH", path, {"spec": {"replicas": replicas}}, MERGE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +12,6 @@ from cluster.support import Manifest, eventually
 
 pytestmark = pytest.mark.cluster
 
-ACCOUNT = "system:serviceaccount:tandem-system:tandem-operator"
 RIGHTS = TINY_PAIR.parents[1] / "deploy" / "rbac.yaml"
 
 
@@ -35,12 +32,6 @@ def granted() -> set[Right]:
     }
 
 
-def requests(audit_log: Path) -> list[Manifest]:
-    """All that the operator asked the API server for since the cluster began."""
-    lines = [line for line in audit_log.read_text().splitlines() if ACCOUNT in line]
-    return [event for line in lines if (event := json.loads(line))["user"]["username"] == ACCOUNT]
-
-
 def rights_of(request: Manifest) -> set[Right]:
     """What the request needed. An apply that makes a new object needs `create` as well as `patch`."""
     about = request.get("objectRef")
@@ -59,10 +50,8 @@ def test_rights_that_are_granted_are_used_and_none_is_missed(story: Story) -> No
         story.apply(simulated(revisionHistoryLimit=0, sim={"seed": 1}))
         story.until_stable()
     eventually(lambda: [len(story.items(kind, "pair")) for kind in ("deployments", "controllerrevisions")] == [1, 1])
-    seen = requests(story.operator.cluster.logs_dir / "audit.log")
-    denied = [event for event in seen if event["annotations"].get("authorization.k8s.io/decision") != "allow"]
-    assert denied == []
-    used = set[Right]().union(*map(rights_of, seen))
+    used = set[Right]().union(*map(rights_of, story.operator.requests()))
+    assert story.operator.denied() == []
     assert granted() - used == set(), "granted and never used"
     assert used - granted() == set(), "used by virtue of some other role"
 
