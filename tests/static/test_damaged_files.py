@@ -170,3 +170,14 @@ def test_links_of_a_hub_cache_are_usual_and_others_out_of_the_folder_are_told(tm
     assert linked(tmp_path / "a", tmp_path / "a" / "blobs").verdict == "Fits"
     other = linked(tmp_path / "b", tmp_path / "elsewhere")
     assert (other.verdict, other.codes) == ("FitsWithWarnings", {"TDM-LINK-OUTSIDE"})
+
+
+def test_a_target_may_be_its_config_alone_to_be_asked_about(tmp_path: Path) -> None:
+    target, drafter = healthy(tmp_path)
+    for file in target.glob("model*"):
+        file.unlink()
+    seen = run(target, drafter)
+    assert seen.verdict == "Fits"
+    assert "TDM-CONFIG-ALONE" in seen.text
+    (target / "pytorch_model.bin").write_bytes(b"x")
+    assert run(target, drafter).errors == ["TDM-PICKLE-ONLY"]

@@ -26,6 +26,24 @@ from static.makers import (
 )
 
 CASES = [
+    Case(
+        "four states and no list",
+        both(config(num_aux_hidden_states=4), put("fc.weight", [4096, 16384])),
+        FAILS,
+        {"TDM-STATES-CAPTURED"},
+        ("num_aux_hidden_states is 4", "[2, 16, 29]"),
+        "vllm@0.33.0",
+        drafter=named,
+    ),
+    Case(
+        "four states, said twice",
+        both(config(num_aux_hidden_states=4), ids([2, 10, 18, 29]), put("fc.weight", [4096, 16384])),
+        FITS,
+        set(),
+        (),
+        "vllm@0.33.0",
+        drafter=named,
+    ),
     # the width of fc, the number and meaning of layers
     Case(
         "vllm #54526",

@@ -24,6 +24,16 @@ from static.makers import (
 )
 
 CASES = [
+    Case(
+        "sglang #9135",
+        config(architectures=["Qwen3ForCausalLM"]),
+        FITS,
+        set(),
+        ("q_norm",),
+        "vllm@0.33.0",
+        targets.qwen3_14b,
+        lambda: qwen3_drafter(5120, 40, 17408),
+    ),
     # names, architectures, files
     Case(
         "sglang #9135",

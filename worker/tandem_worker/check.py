@@ -113,7 +113,8 @@ def _indexes(text: str | None, parser: argparse.ArgumentParser) -> tuple[int, ..
 
 def _judge(parsed: argparse.Namespace, engine: Engine, deployment: Deployment) -> Judgement:
     try:
-        return judge(open_pairing(parsed.target, parsed.drafter, engine, parsed.trained_on, deployment))
+        paths = (parsed.target, parsed.drafter)
+        return judge(open_pairing(*paths, engine, parsed.trained_on, deployment, weights_expected=False))
     except CheckpointError as failure:
         return refused(failure)
     except Exception as failure:
@@ -123,7 +124,7 @@ def _judge(parsed: argparse.Namespace, engine: Engine, deployment: Deployment) -
 def _all(parsed: argparse.Namespace, parser: argparse.ArgumentParser, engine: Engine) -> list[tuple[Engine, Judgement]]:
     engines = [each for each in all_engines() if parsed.engine == NEUTRAL or each.name == engine.name]
     try:
-        pairing = open_pairing(parsed.target, parsed.drafter, engine, parsed.trained_on)
+        pairing = open_pairing(parsed.target, parsed.drafter, engine, parsed.trained_on, weights_expected=False)
     except CheckpointError as failure:
         return [(each, refused(failure)) for each in engines]
     arguments = split_arguments(parsed.engine_args)

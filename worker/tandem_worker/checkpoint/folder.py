@@ -40,13 +40,17 @@ class Checkpoint:
     findings: tuple[Finding, ...] = field(default=())  # what was odd, but harmless
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Reads config.json and the shards' headers, no weights.
+def open_checkpoint(path: Path, weights_expected: bool = True) -> Checkpoint:
+    """Reads config.json and the shards' headers, no weights. Without `weights_expected` a folder that never had any (a
+    config that somebody fetched, to ask about a pair) is a checkpoint without tensors.
 
     Raises CheckpointError (CouldNotCheck) for every kind of damage, naming the file.
     """
     names = _names_in(path)
     config = read_config(_config_file(path, names))
+    if not weights_expected and not any(name.endswith((".safetensors", INDEX, *PICKLE_SUFFIXES)) for name in names):
+        message = f"{path} holds a config and no weights; only what the config says was compared."
+        return Checkpoint(path, config, (), {}, None, (note("TDM-CONFIG-ALONE", message, file=path),))
     index_file = path / INDEX if INDEX in names else None
     with _collector_at_rest():
         index = _read_index(index_file) if index_file else {}

@@ -29,7 +29,7 @@ def trained_on(pairing: Pairing) -> Iterable[Finding]:
 
 def layer_ids_count(pairing: Pairing) -> Iterable[Finding]:
     """The list that the config declares against the states that fc takes."""
-    fc, width = pairing.parameters.get("fc.weight"), pairing.target.hidden_size.value
+    fc, width = pairing.fc, pairing.target.hidden_size.value
     if fc is None or len(fc.shape) != 2 or not width or pairing.eagle1:
         return
     for path, ids in pairing.drafter.ids.items():
@@ -47,6 +47,25 @@ def layer_ids_count(pairing: Pairing) -> Iterable[Finding]:
                 action="Name the layers that the training run captured, one for each state.",
             )
             return
+
+
+def states_captured(pairing: Pairing) -> Iterable[Finding]:
+    """A number of states that nothing but num_aux_hidden_states says: the default list has three."""
+    resolution, stated = pairing.resolution, pairing.drafter.states
+    captured = resolution.captured
+    if resolution.ids is not None or captured is None or not stated.value or resolution.ignored_ids:
+        return
+    if resolution.states == stated.value != len(captured):
+        yield error(
+            "TDM-STATES-CAPTURED",
+            f"{stated.where} is {stated.value}, and the config names no layers: {pairing.engine.title} captures "
+            f"{len(captured)}, {list(captured)}.",
+            file=pairing.config_file,
+            where=stated.where,
+            found=stated.value,
+            expected=len(captured),
+            action="Name the layers that the training run captured, one for each state.",
+        )
 
 
 def layer_ids_range(pairing: Pairing) -> Iterable[Finding]:

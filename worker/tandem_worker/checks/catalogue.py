@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     classes.drafter_class,
     capture.layer_ids_range,
     capture.layer_ids_count,
+    capture.states_captured,
     capture.ignored_ids,
     settings.target_hidden_size,
     shapes.fc_width,

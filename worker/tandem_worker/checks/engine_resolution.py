@@ -235,7 +235,7 @@ def _parameters(
             continue
         elif name in VOCABULARY:
             origins[name] = Origin.IDENTITY if full else Origin.RANDOM
-        elif name.endswith("hidden_norm.weight") and not drafter.aux:
+        elif _may_be_absent(name, drafter):
             continue
         elif name == "embed_tokens.weight":
             equal = drafter.hidden_size.value == target.hidden_size.value
@@ -248,6 +248,17 @@ def _parameters(
     if tied and "lm_head.weight" in origins:
         origins["lm_head.weight"] = Origin.TIED
     return origins
+
+
+def _may_be_absent(name: str, drafter: DeclaredDrafter) -> bool:
+    """Parameters that do no harm when nothing provides them: they are not there, or norms of ones."""
+    if name.endswith("hidden_norm.weight") and not drafter.aux:
+        return True
+    if name == "norm.weight" and drafter.flags.get("eagle_config.use_last_layernorm") is False:
+        return True
+    if name == "midlayer.input_layernorm.weight":
+        return drafter.flags.get("eagle_config.use_input_layernorm_in_first_layer") is False
+    return name.endswith(("o_proj.bias", "self_attn.q_norm.weight", "self_attn.k_norm.weight"))
 
 
 def _head(target: DeclaredTarget, drafter: DeclaredDrafter, ask: _Asker) -> Origin:

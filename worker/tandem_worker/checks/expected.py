@@ -80,6 +80,7 @@ def _attention(
         shapes |= {f"{name}_norm.weight": (Dim(head_dim, "head_dim"),) for name in "qk"}
     if flags.get("attention_bias"):
         shapes |= {"q_proj.bias": (queries,), "k_proj.bias": (keys,), "v_proj.bias": (keys,)}
+        shapes["o_proj.bias"] = (hidden,)
     return shapes
 
 

@@ -33,9 +33,13 @@ def open_pairing(
     engine: Engine,
     trained_on: tuple[int, ...] | None = None,
     deployment: Deployment | None = None,
+    weights_expected: bool = True,
 ) -> Pairing:
-    """Raises CheckpointError that tells of all damage to both (CouldNotCheck), or that they are one (DoesNotFit)."""
-    target_checkpoint, drafter_checkpoint = _open_both(target, drafter)
+    """`weights_expected` False lets the target be its config alone.
+
+    Raises CheckpointError that tells of all damage to both (CouldNotCheck), or that they are one (DoesNotFit).
+    """
+    target_checkpoint, drafter_checkpoint = _open_both(target, drafter, weights_expected)
     same = same_checkpoint(target_checkpoint, drafter_checkpoint)
     if same:
         raise CheckpointError(same, verdict=Verdict.DOES_NOT_FIT)
@@ -90,13 +94,13 @@ def unexpected(failure: Exception) -> Finding:
     )
 
 
-def _open_both(target: Path, drafter: Path) -> tuple[Checkpoint, Checkpoint]:
+def _open_both(target: Path, drafter: Path, weights_expected: bool) -> tuple[Checkpoint, Checkpoint]:
     """Looks at both before raising, so that one run tells of all damage."""
     opened: list[Checkpoint] = []
     damage: list[Finding] = []
-    for path in (target, drafter):
+    for path, expected in ((target, weights_expected), (drafter, True)):
         try:
-            opened.append(open_checkpoint(path))
+            opened.append(open_checkpoint(path, expected))
         except CheckpointError as failure:
             damage.extend(failure.findings)
     if damage:

@@ -11,10 +11,17 @@ from tandem_worker.checkpoint.declared import DeclaredDrafter, DeclaredTarget
 from tandem_worker.checkpoint.tensors import INTEGERS, Array, read_tensor, unwritten
 from tandem_worker.checks.deployment import Deployment
 from tandem_worker.checks.engine_resolution import EngineResolution, Use, resolve_for
+from tandem_worker.checks.names import PACKED
 from tandem_worker.engines import Engine
 from tandem_worker.finding import Finding
 
 T2D_DTYPES = INTEGERS | {"BOOL": "?"}
+PACKED_DTYPES = frozenset({"U8", "I32", "U32", "F4", "I8"})
+
+
+def packed(tensor: TensorInfo) -> bool:
+    """Several quantised weights in one element: the shape is another than the matrix's."""
+    return tensor.dtype in PACKED_DTYPES or bool(PACKED.search(tensor.name))
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,12 @@ class Pairing:
         return found
 
     @property
+    def fc(self) -> TensorInfo | None:
+        """fc.weight, unless it is quantised into a shape that says little."""
+        tensor = self.parameters.get("fc.weight")
+        return None if tensor is None or packed(tensor) else tensor
+
+    @property
     def reduced(self) -> bool:
         """Whether draft ids are not simply target ids."""
         return self.drafter.vocabulary != self.drafter.vocab_size.value
@@ -72,7 +85,7 @@ class Pairing:
         """fc with inputs of 2 x H is the layout of EAGLE-1: embedding beside one state. Everything else then differs,
         too, and only this is told.
         """
-        fc, hidden = self.parameters.get("fc.weight"), self.drafter.hidden_size.value
+        fc, hidden = self.fc, self.drafter.hidden_size.value
         if fc is None or len(fc.shape) != 2 or not hidden:
             return False
         wanted = (self.resolution.states or 3) * (self.target.hidden_size.value or hidden)

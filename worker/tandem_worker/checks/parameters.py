@@ -219,6 +219,13 @@ def told(pairing: Pairing) -> Iterable[Finding]:
         action = "For SGLang copy the target's lm_head.weight into the drafter (tandem-worker convert)."
         make = note if quiet else warning
         yield make("TDM-HEAD-BORROWED", message, file=path, where="lm_head.weight", action=action)
+    if pairing.resolution.family == "qwen3" and "midlayer.self_attn.q_norm.weight" not in parameters:
+        message = (
+            f"{pairing.says} loads a Qwen3 drafter class, which normalises queries and keys; the files have no "
+            "q_norm and "
+            "k_norm, so it does so with weights of one."
+        )
+        yield note("TDM-QUERY-NORMS-ABSENT", message, file=path, where="midlayer.self_attn.q_norm.weight")
     unneeded = [key for key, (use, _) in pairing.resolution.tensors.items() if use is Use.NOT_NEEDED]
     if unneeded:
         yield note("TDM-TENSORS-NOT-NEEDED", f"{pairing.says} does not need {listed(unneeded)}.", file=path)

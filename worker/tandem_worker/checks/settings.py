@@ -153,7 +153,8 @@ def weight_dtypes(pairing: Pairing) -> Iterable[Finding]:
         yield make("TDM-DTYPE-DIFFERS", message, **details)
     scaled = [key for key in drafter.checkpoint.tensors if SCALES.search(key)]
     eight = [tensor for tensor in tensors if tensor.dtype in EIGHT_BIT]
-    if eight and drafter.quantization.value is None:
+    aside = drafter.checkpoint.path / "hf_quant_config.json"  # where ModelOpt's exports say it
+    if eight and drafter.quantization.value is None and not aside.exists():
         scales = f", with {len(scaled)} scales" if scaled else " and there are no scales"
         yield warning(
             "TDM-QUANTISATION-UNSTATED",

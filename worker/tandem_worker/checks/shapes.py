@@ -13,11 +13,9 @@ from typing import NamedTuple
 from tandem_worker.checkpoint import TensorInfo
 from tandem_worker.checkpoint.declared import IDS
 from tandem_worker.checkpoint.errors import Place, error, warning
-from tandem_worker.checks.names import PACKED
-from tandem_worker.checks.pairing import Pairing
+from tandem_worker.checks.pairing import Pairing, packed
 from tandem_worker.finding import Finding
 
-PACKED_DTYPES = frozenset({"U8", "I32", "U32", "F4", "I8"})
 APART = frozenset({"fc.weight", "d2t", "t2d"})  # looked at by checks of their own
 
 
@@ -31,7 +29,7 @@ class Mismatch(NamedTuple):
 def fc_width(pairing: Pairing) -> Iterable[Finding]:
     """fc reads the captured states side by side: [H of the drafter, states x H of the target]."""
     fc, hidden, width = (
-        pairing.parameters.get("fc.weight"),
+        pairing.fc,
         pairing.drafter.hidden_size.value,
         pairing.target.hidden_size.value,
     )
@@ -115,7 +113,7 @@ def _fc_differs(
 def states_from_top_level(pairing: Pairing) -> Iterable[Finding]:
     """As many states as only a top-level list says: engines that size fc by other keys take three."""
     resolution = pairing.resolution
-    fc, width = pairing.parameters.get("fc.weight"), pairing.target.hidden_size.value or 0
+    fc, width = pairing.fc, pairing.target.hidden_size.value or 0
     fits = fc is not None and len(fc.shape) == 2 and fc.shape[1] == (resolution.states or 0) * width
     if pairing.neutral and resolution.states_where == IDS and resolution.states != 3 and fits:
         yield warning(
@@ -137,7 +135,7 @@ def drafter_shapes(pairing: Pairing) -> Iterable[Finding]:
     right: defaultdict[str, set[str]] = defaultdict(set)
     for name, shape in pairing.resolution.shapes.items():
         tensor = pairing.parameters.get(name)
-        if tensor is None or name in APART or tensor.dtype in PACKED_DTYPES or PACKED.search(tensor.name):
+        if tensor is None or name in APART or packed(tensor):
             continue
         sizes = tuple(dim.size for dim in shape)
         if len(tensor.shape) != len(shape):
