@@ -7,9 +7,25 @@ from pathlib import Path
 import pytest
 
 from static import targets
-from static.build import drafter
+from static.build import Model, drafter
 from static.cases import FAILS, FITS, SHORT, UNKNOWN, WARNS, Case, hold, name_of
 from static.makers import IDS, SGLANG_CLASS, both, config, drop, gpt_oss_v3, named, nested, nothing, put, qwen3_drafter
+
+
+def gemma3_drafter() -> Model:
+    return drafter(
+        architectures=[SGLANG_CLASS],
+        hidden_size=1152,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        intermediate_size=6912,
+        vocab_size=262144,
+        draft_vocab_size=32000,
+        rope_theta=1000000.0,
+        max_position_embeddings=32768,
+    )
+
 
 CASES = [
     # rotary settings, context
@@ -176,25 +192,26 @@ CASES = [
         ),
     ),
     Case(
-        "vllm #33329",
+        "no hook in this engine",
         nothing,
         FAILS,
         {"TDM-TARGET-CLASS"},
-        ("MistralForCausalLM",),
-        "sglang@0.5.23",
-        targets.mistral_7b,
-        lambda: drafter(
-            architectures=[SGLANG_CLASS],
-            hidden_size=4096,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            intermediate_size=14336,
-            vocab_size=32000,
-            draft_vocab_size=16000,
-            rope_theta=10000.0,
-            max_position_embeddings=32768,
-        ),
+        ("Gemma3ForCausalLM", "EAGLE3 interface"),
+        "vllm@0.33.0",
+        targets.gemma3_1b,
+        gemma3_drafter,
     ),
+    Case(
+        "no hook yet",
+        nothing,
+        FAILS,
+        {"TDM-TARGET-CLASS"},
+        ("0.5.11",),
+        "sglang@0.5.11",
+        targets.gemma3_1b,
+        gemma3_drafter,
+    ),
+    Case("hook since 0.5.12", nothing, FITS, set(), (), "sglang@0.5.12", targets.gemma3_1b, gemma3_drafter),
     Case(
         "hybrid target",
         nested(**{IDS: [2, 24, 44]}),

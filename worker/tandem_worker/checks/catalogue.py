@@ -117,8 +117,10 @@ def _unknown(pairing: Pairing) -> Finding:
 
 def same_checkpoint(target: Checkpoint, drafter: Checkpoint) -> Finding | None:
     """A drafter that is the target, by path or by content; asked before the drafter's config is read as one."""
-    if target.path.resolve() != drafter.path.resolve() and fingerprint(target) != fingerprint(drafter):
-        return None
+    if target.path.resolve() != drafter.path.resolve():
+        headers = [[(shard.size_bytes, shard.header_sha256) for shard in each.shards] for each in (target, drafter)]
+        if headers[0] != headers[1] or fingerprint(target) != fingerprint(drafter):
+            return None
     return error(
         "TDM-DRAFTER-IS-TARGET",
         f"The drafter ({drafter.path}) is the same checkpoint as the target ({target.path}).",
