@@ -37,14 +37,14 @@ class Workers:
 
     async def read(self, ip: str) -> Worker:
         """What the worker says; a part that can't be read is None, which is no evidence of anything."""
-        status, text = await asyncio.gather(self._get(ip, "/status"), self._get(ip, "/metrics"))
+        (status, _), (text, problem) = await asyncio.gather(self._get(ip, "/status"), self._get(ip, "/metrics"))
         try:
             parsed = WorkerStatus.model_validate_json(status) if status else None
         except ValidationError as error:
             log.warning("/status of %s is not what the contract says: %s", ip, error)
             parsed = None
         if not text:
-            return Worker(status=parsed, problem="no answer")
+            return Worker(status=parsed, problem=problem)
         try:
             read = builtin.read_metrics(text)
         except ValueError as error:
@@ -83,12 +83,17 @@ class Workers:
                 log.info("calibration prompt to %s failed: %s", ip, error)
                 return
 
-    async def _get(self, ip: str, path: str) -> str:
+    async def _get(self, ip: str, path: str) -> tuple[str, str]:
+        """The body, or why there is none."""
         try:
             async with self._session.get(f"http://{_host(ip)}:{WORKER_PORT}{path}", timeout=READ_TIMEOUT) as response:
-                return await response.text() if response.status == 200 else ""
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
-            return ""
+                if response.status != 200:
+                    return "", f"{path} answers with status {response.status}"
+                return await response.text(), f"{path} is empty"
+        except UnicodeDecodeError:
+            return "", f"{path} is no text"
+        except (aiohttp.ClientError, TimeoutError):
+            return "", f"{path} does not answer"
 
 
 def _host(ip: str) -> str:

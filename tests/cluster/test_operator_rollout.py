@@ -240,10 +240,10 @@ def test_without_user_traffic_calibration_prompts_decide_and_are_marked_as_such(
         lambda _: counted(pod.metrics(), Metric.DRAFTS, Origin.CALIBRATION) > 0,
         limit_seconds=20,
     )
+    (other,) = story.ready_pods(revision=before)
+    assert counted(other.metrics(), Metric.DRAFTS, Origin.CALIBRATION) == 0
     assert counted(pod.metrics(), Metric.DRAFTS, Origin.USER) == 0
     assert story.until_stable() == canary
-    for other in story.pods(revision=before):
-        assert counted(other.metrics(), Metric.DRAFTS, Origin.CALIBRATION) == 0
 
 
 def counted(metrics: str, name: Metric, origin: Origin) -> float:

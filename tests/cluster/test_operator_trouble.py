@@ -95,15 +95,18 @@ def test_a_worker_that_finds_no_room_says_what_it_lacks(story: Story) -> None:
 # --- serving ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["metrics_missing", "metrics_nan"])
-def test_metrics_that_cannot_be_read_are_no_evidence(story: Story, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [("metrics_missing", "/metrics answers with status 404"), ("metrics_nan", "/metrics: tandem_drafts_total is nan")],
+)
+def test_metrics_that_cannot_be_read_are_no_evidence(story: Story, fault: str, why: str) -> None:
     revision = installed(story)
     with story.traffic():
         story.until("acceptance is shown", lambda shown: shown.status.acceptance)
         (pod,) = story.ready_pods()
         pod.tell(**{fault: True, "acceptance": [0.0]})
         said = story.until_condition("MetricsAvailable", "False", "ScrapeFailed")
-        assert said.message == f"no usable /metrics from {pod.name}: counts as no evidence, neither good nor bad"
+        assert said.message == f"no usable /metrics from {pod.name}: {why}: counts as no evidence, neither good nor bad"
         shown = until_looked_at_again(story, 3)
         assert condition(shown, "RolledBack").status == "False"
         assert condition(shown, "SpeculationActive").status == "True"
@@ -129,8 +132,8 @@ def test_a_canary_without_evidence_is_neither_promoted_nor_taken_back(story: Sto
     stable = installed(story)
     with story.traffic():
         story.apply(simulated(sim={"metrics_missing": True}))
-        said = story.until_condition("CanaryHealthy", "Unknown", "TooFewDrafts")
-        assert "0 drafts from 0 requests so far; 200 from 5 are needed" in said.message
+        said = story.until_condition("CanaryHealthy", "Unknown", "MetricsUnavailable")
+        assert "/metrics answers with status 404" in said.message
         shown = until_looked_at_again(story, 4)
     assert (shown.status.stable_revision, shown.status.weight) == (stable, 50)
     assert condition(shown, "Progressing").reason == "CanaryStep"

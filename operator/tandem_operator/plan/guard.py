@@ -123,7 +123,7 @@ def _unreadable(context: Context, window: Window) -> str:
 def _problem(context: Context, pod: Pod, frozen: frozenset[str]) -> str:
     worker = context.observed.worker(pod)
     if worker.counts is None:
-        return worker.problem or "no answer"
+        return worker.problem or "not read yet"
     return "requests run and no counter moves" if pod.uid in frozen else ""
 
 
