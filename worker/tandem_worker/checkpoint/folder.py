@@ -143,8 +143,7 @@ def _read_index(file: Path) -> dict[str, str]:
 
 def _names_files(values: Collection[object]) -> bool:
     """Whether all are names of files of the folder, as far as names go."""
-    texts = {value for value in values if isinstance(value, str)} if set(map(type, values)) == {str} else set()
-    return bool(texts) and all(map(_inside, texts))
+    return set(map(type, values)) == {str} and all(map(_inside, set(values)))  # type: ignore[arg-type]  # all are str
 
 
 def _inside(shard: str) -> bool:
@@ -235,11 +234,11 @@ def _merge(shards: Sequence[Shard]) -> dict[str, TensorInfo]:
 
 def _compare(index: Mapping[str, str], shards: Iterable[Shard], file: Path) -> Iterable[Finding]:
     """Index against headers. Raises CheckpointError where a loader that trusts the index would fail."""
-    holds: dict[str, str] = {}
-    for shard in shards:
-        holds.update(dict.fromkeys(shard.tensors, shard.file.relative_to(file.parent).as_posix()))
-    if holds == index:
+    named = {shard.file.relative_to(file.parent).as_posix(): shard.tensors for shard in shards}
+    as_listed = all(set(map(index.get, tensors)) == {name} for name, tensors in named.items())
+    if as_listed and len(index) == sum(map(len, named.values())):
         return
+    holds = {tensor: name for name, tensors in named.items() for tensor in tensors}
     astray = [name for name, shard in index.items() if holds.get(name) != shard]
     if astray:
         message = f"{file.name} names tensors that are not in the files it says: {listed(astray)}."
