@@ -55,6 +55,17 @@ def drafter_class(pairing: Pairing) -> Iterable[Finding]:
             expected=wanted,
             action=action,
         )
+    elif family == "other":
+        kinds = ("MLA", "Llama-style") if _mla(pairing) else ("Llama-style", "MLA")
+        yield error(
+            "TDM-DRAFTER-CLASS-TENSORS",
+            f"The architecture is named {name}, a class for {kinds[1]} attention, and the tensors are {kinds[0]}.",
+            file=pairing.config_file,
+            where="architectures[0]",
+            found=name,
+            expected=wanted,
+            action=action,
+        )
     elif pairing.refused:
         yield error(
             "TDM-DRAFTER-CLASS",

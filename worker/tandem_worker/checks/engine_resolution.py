@@ -46,7 +46,7 @@ class EngineResolution:
     """`captured` is None when the table does not tell; `unknown` names everything that it does not tell."""
 
     engine: Engine
-    family: str  # of the drafter's class: llama, qwen3, mla; plain: a language model's; empty: refused
+    family: str  # of the drafter's class: llama, qwen3, mla; plain, other: not for these tensors; empty: refused
     drafter_class: str
     target_family: str | None
     hook: bool | None  # whether the target's class can capture
@@ -84,11 +84,13 @@ def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine
     """Never raises: what the table does not tell is in `unknown`, and the rest is resolved all the same."""
     ask = _Asker(engine, [])
     family, drafter_class = _drafter_class(drafter, ask)
+    if family in ("llama", "qwen3", "mla") and (family == "mla") != (family_by_tensors(drafter) == "mla"):
+        family = "other"  # the class is for the other kind of attention
     counted = family if family in ("llama", "qwen3", "mla") else "llama"  # to go on checking what does not depend on it
     target_family = engine.family_of(target.architecture.value or "")
     read, where, rule, captured = _captured(target, drafter, ask, target_family or "")
     hook = _hook(target, target_family, ask)
-    if family in ("", "plain") and "the drafter's class" not in ask.unknown:
+    if family in ("", "plain", "other") and "the drafter's class" not in ask.unknown:
         # The engine has no class for this drafter, and says no more of it. What any class would need is still checked.
         counted, ask = family_by_tensors(drafter), _Asker(load(NEUTRAL), ask.unknown)
     states, states_where = _states(drafter, ask, counted)

@@ -20,7 +20,9 @@ PARAMETER = re.compile(
     r"fc\.(?:weight|bias)|input_norm\.weight|fc_norm\.\d+\.weight|norm\.weight|lm_head\.weight|embed_tokens\.weight"
     rf"|d2t|t2d|mask_hidden|(?:midlayer|layers\.\d+)\.(?:{_LAYER})"
 )
-_MEANT = re.compile(rf"(?:^|\.)(?:layers\.(\d+)\.)?({_LAYER}|fc\.weight|lm_head\.weight|embed_tokens\.weight|d2t|t2d)$")
+_MEANT = re.compile(
+    rf"(?:^|\.)(?:layers\.(\d+)\.)?({_LAYER}|fc\.weight|norm\.weight|lm_head\.weight|embed_tokens\.weight|d2t|t2d)$"
+)
 
 SCALES = re.compile(
     r"\.(?:weight_scale|weight_scale_inv|weight_scale_2|input_scale|output_scale|[qkv]_scale|weight_shape"

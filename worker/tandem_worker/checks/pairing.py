@@ -16,6 +16,7 @@ from tandem_worker.engines import Engine
 from tandem_worker.finding import Finding
 
 T2D_DTYPES = INTEGERS | {"BOOL": "?"}
+NORMS = ("norm.weight", *(f"midlayer.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")))
 PACKED_DTYPES = frozenset({"U8", "I32", "U32", "F4", "I8"})
 
 
@@ -45,7 +46,8 @@ class Pairing:
     @property
     def says(self) -> str:
         """The engine at the beginning of a sentence."""
-        return self.engine.title[0].upper() + self.engine.title[1:]
+        title = self.engine.title
+        return title[0].upper() + title[1:] if title.startswith(("an ", "the ")) else title
 
     @property
     def neutral(self) -> bool:
@@ -55,7 +57,7 @@ class Pairing:
     @property
     def refused(self) -> bool:
         """The engine has no class for this drafter: what its class would do with it is no question."""
-        return self.resolution.family in ("", "plain") and "the drafter's class" not in self.resolution.unknown
+        return self.resolution.family in ("", "plain", "other") and "the drafter's class" not in self.resolution.unknown
 
     @cached_property
     def parameters(self) -> Mapping[str, TensorInfo]:
@@ -74,6 +76,24 @@ class Pairing:
         """fc.weight, unless it is quantised into a shape that says little."""
         tensor = self.parameters.get("fc.weight")
         return None if tensor is None or packed(tensor) else tensor
+
+    @cached_property
+    def stored_hidden(self) -> int | None:
+        """H as the norms in the files have it, when they agree on another one than the config: told once."""
+        norms = [tensor for name, tensor in self.parameters.items() if name in NORMS and len(tensor.shape) == 1]
+        sizes = {tensor.shape[0] for tensor in norms}
+        if len(norms) < 2 or len(sizes) != 1 or self.drafter.hidden_size.value is None:
+            return None
+        size = sizes.pop()
+        return None if size == self.drafter.hidden_size.value else size
+
+    @property
+    def foreign(self) -> bool:
+        """fc takes states as wide as the drafter, and the target has another width: it was made for another target."""
+        fc, hidden, width = self.fc, self.drafter.hidden_size.value, self.target.hidden_size.value
+        if fc is None or len(fc.shape) != 2 or not hidden or self.drafter.target_hidden_size.value:
+            return False
+        return hidden != width and fc.shape[1] == (self.resolution.states or 3) * hidden
 
     @property
     def reduced(self) -> bool:

@@ -72,6 +72,8 @@ def missing_parameters(pairing: Pairing) -> Iterable[Finding]:
     if (pairing.drafter.layers.value or 1) > 1:
         present = {name.split(".")[1] for _, name in tensors.values() if name.startswith("layers.")}
         random = [name for name in random if not name.startswith("layers.") or name.split(".")[1] in present]
+    if pairing.foreign or pairing.stored_hidden:  # told as another target, or as a wrong hidden_size
+        random = [name for name in random if name != "embed_tokens.weight"]
     maps = [name for name in random if name in VOCABULARY]
     weights = sorted(name for name in random if name not in VOCABULARY)
     path = pairing.drafter.checkpoint.path

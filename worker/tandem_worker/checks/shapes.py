@@ -34,7 +34,7 @@ def fc_width(pairing: Pairing) -> Iterable[Finding]:
         pairing.target.hidden_size.value,
     )
     resolution = pairing.resolution
-    if fc is None or not hidden or not width or not pairing.drafter.aux:
+    if fc is None or not hidden or not width or not pairing.drafter.aux or pairing.stored_hidden:
         return
     states, engine_width = resolution.states, resolution.target_width or width
     place: Place = {"file": fc.file, "where": fc.name, "found": list(fc.shape)}
@@ -66,6 +66,18 @@ def _fc_differs(
     pairing: Pairing, fc: TensorInfo, states: int, engine_width: int, hidden: int, width: int, place: Place
 ) -> Finding:
     drafter, seen = pairing.drafter, fc.shape[1] / width
+    if pairing.foreign and fc.shape[0] == hidden:
+        return error(
+            "TDM-TARGET-HIDDEN-SIZE",
+            f"fc.weight is {list(fc.shape)}, {states} states of {hidden}: the drafter was made for a target "
+            f"{hidden} wide; "
+            f"this target is {width} wide.",
+            file=fc.file,
+            where=fc.name,
+            found=hidden,
+            expected=width,
+            action="Use the target that the drafter was trained for.",
+        )
     expected = [hidden, states * engine_width]
     stated = drafter.target_hidden_size
     if stated.value and stated.value != width:
@@ -132,7 +144,6 @@ def drafter_shapes(pairing: Pairing) -> Iterable[Finding]:
     if pairing.eagle1:
         return
     wrong: defaultdict[str, list[Mismatch]] = defaultdict(list)
-    right: defaultdict[str, set[str]] = defaultdict(set)
     for name, shape in pairing.resolution.shapes.items():
         tensor = pairing.parameters.get(name)
         if tensor is None or name in APART or packed(tensor):
@@ -144,21 +155,21 @@ def drafter_shapes(pairing: Pairing) -> Iterable[Finding]:
         for axis, dim in enumerate(shape):
             if dim.size is not None and tensor.shape[axis] != dim.size:
                 wrong[dim.source].append(Mismatch(tensor, axis, dim.size, sizes))
-            else:
-                right[dim.source].add(tensor.name)
-    yield from _told(pairing, wrong, right)
+    yield from _told(pairing, wrong)
 
 
-def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]], right: dict[str, set[str]]) -> Iterable[Finding]:
+def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Iterable[Finding]:
+    if pairing.stored_hidden:
+        yield _field_or_tensor(pairing, "hidden_size", wrong["hidden_size"])
+        wrong = {source: mismatches for source, mismatches in wrong.items() if "hidden" not in source}
+        if not pairing.drafter.head_dim.declared:  # guessed from it
+            wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
     head_dim = _guessed_head_dim(pairing, wrong)
     if head_dim is not None:
         yield head_dim
         wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
     if vocabulary_disagrees(pairing):
         wrong = {source: mismatches for source, mismatches in wrong.items() if source != "draft_vocab_size"}
-    hidden = {mismatch.tensor.shape[mismatch.axis] for mismatch in wrong.get("hidden_size", ())}
-    if len(hidden) == 1 and not right["hidden_size"]:  # 2 x hidden is wrong for the same reason
-        wrong = {source: mismatches for source, mismatches in wrong.items() if source != "2 x hidden_size"}
     for source, mismatches in wrong.items():
         yield _field_or_tensor(pairing, source, mismatches)
 

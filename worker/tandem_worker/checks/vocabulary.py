@@ -206,6 +206,11 @@ def t2d_count(pairing: Pairing) -> Iterable[Finding]:
     """As many True as draft ids: an engine cuts the target's probabilities down with it."""
     if pairing.t2d is None or never_filled(pairing):
         return
+    offsets, vocabulary = pairing.d2t, pairing.drafter.vocab_size.value
+    if vocabulary and not 0 <= vocabulary - len(pairing.t2d) <= LARGEST_PADDING:
+        return  # a list of another length is another list
+    if offsets is not None and len(np.unique(np.arange(len(offsets)) + offsets)) == pairing.t2d.sum() < len(offsets):
+        return  # t2d marks what d2t reaches, which names some ids twice
     tensor, count, expected = pairing.parameters["t2d"], int(pairing.t2d.sum()), pairing.drafter.vocabulary
     if vocabulary_disagrees(pairing):
         expected = pairing.parameters["d2t"].shape[0]
