@@ -223,7 +223,8 @@ def steady_detection(
                 delays += [(n + 1 - before) * per_slot * SLOTS] if n >= before else []
         if not open_runs:
             break
-    return _cell("steady: 0.75 falls to 0.50", size, correlation, bound, 0, runs, delays, early)
+    experiment = "steady: 0.75 falls to 0.50" + (", scrapes lost, pods restarted" if faults.lost else "")
+    return _cell(experiment, size, correlation, bound, 0, runs, delays, early)
 
 
 def rollouts(
@@ -453,7 +454,7 @@ Written by `make bench-analysis` (seed {seed}, scale {scale:g}); what is simulat
 ## False alarms of the CUSUM in a month of looks, one every 30 seconds
 
 At the baseline and at the very edge of healthy, for good. Where no alarm was seen, the figure is extrapolated from how
-often lower scores were crossed.
+often lower scores were crossed; 0.0: hardly any score of 3 was, and the alarm is at {ALARM_ABOVE:g}.
 
 {table([asdict(m) for m in monthly])}
 """
