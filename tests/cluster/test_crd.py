@@ -162,6 +162,9 @@ RULES = [
 ]  # fmt: skip
 
 
+RENAMED = "modelName cannot be changed"
+
+
 def every_rule(schema: Manifest) -> set[str]:
     """The messages of all CEL rules below this node."""
     own = {rule["message"] for rule in schema.get("x-kubernetes-validations", [])}
@@ -170,9 +173,8 @@ def every_rule(schema: Manifest) -> set[str]:
 
 
 def test_each_rule_of_the_api_has_a_case_here() -> None:
-    untested = [
-        message for message in every_rule(SCHEMA) if not any(message.startswith(rule.message) for rule in RULES)
-    ]
+    tested = (*(rule.message for rule in RULES), RENAMED)
+    untested = [message for message in every_rule(SCHEMA) if not message.startswith(tested)]
     assert untested == []
 
 
@@ -182,6 +184,18 @@ def test_kubectl_says_which_rule_a_spec_breaks(anywhere: Story, rule: RuleCase) 
     with pytest.raises(ClusterError) as refused:
         anywhere.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest(rule.refused)))
     assert rule.message in str(refused.value)
+
+
+@pytest.mark.parametrize(("before", "after"), [("llama", "other"), ("llama", None), (None, "llama")])
+def test_a_model_is_not_renamed_under_its_clients(story: Story, before: str | None, after: str | None) -> None:
+    # Refused by its source, so that no worker starts for it.
+    spec = with_field(EVERYTHING, "target.source", host("/not-allowed"))
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(with_field(spec, "modelName", before))))
+    other = with_field(with_field(spec, "modelName", before), "replicas", 2)
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(other)))
+    with pytest.raises(ClusterError) as refused:
+        story.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(with_field(spec, "modelName", after))))
+    assert RENAMED in str(refused.value)
 
 
 # --- bounds of single fields -----------------------------------------------------------------------------------------

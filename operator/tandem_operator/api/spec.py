@@ -275,6 +275,12 @@ class Spec(ApiModel):
             "&& self.drafter.source.pvc.path == self.target.source.pvc.path)",
             "drafter.source must differ from target.source: the target cannot be its own drafter",
         ),
+        Rule(
+            # While a canary runs, workers of both revisions answer behind one Service.
+            "(has(self.modelName) ? self.modelName : '') == (has(oldSelf.modelName) ? oldSelf.modelName : '')",
+            "modelName cannot be changed: clients of the old name would fail on every worker of the new revision; "
+            "make another object for the new name",
+        ),
     )
 
     @property
