@@ -23,8 +23,8 @@ BETA = 0.01  # a collapsed revision is called healthy
 COLLAPSED_ABOVE = log((1 - BETA) / ALPHA)
 HEALTHY_BELOW = log(BETA / (1 - ALPHA))
 ALARM_ABOVE = 10.0
-"""Of the CUSUM. Its false alarms are about exp(-10) in as many looks at a revision at the very edge of healthy, and by
-orders of magnitude fewer for one that is where its baseline is (benchmarks/results/analysis.md)."""
+"""Of the CUSUM. Looked at every 30 seconds, a revision that stays at the very edge of healthy raises a false alarm once
+in two months or less often, one that is where its baseline is hardly ever (benchmarks/results/analysis.md)."""
 
 _LEAST = 1e-3  # probabilities of 0 and 1 would make one draft decide
 
