@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandem_worker.checkpoint import CheckpointError
 from tandem_worker.convert.convert import Refused, convert
-from tandem_worker.engines import Engine, UnknownEngine, load
+from tandem_worker.engines import UnknownEngine, load
 from tandem_worker.finding import EXIT_CODES, ExitCode, Verdict
 
 
@@ -35,8 +35,9 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.COULD_NOT_CHECK
     for change in done.changes:
         print(f"{change.what}: {_shown(change.before)} -> {_shown(change.after)} ({change.why})")
-    changed = f"{len(done.changes)} changes" if done.changes else "nothing to change"
-    print(f"{done.out}: {changed}. {_engine(engine)}: {done.judgement.summary}")
+    count = len(done.changes)
+    changed = f"{count} change{'s' * (count > 1)}" if count else "nothing to change"
+    print(f"{done.out}: {changed}. {done.judgement.summary}")
     return ExitCode.FITS
 
 
@@ -63,7 +64,3 @@ def _indexes(text: str | None, parser: argparse.ArgumentParser) -> tuple[int, ..
 
 def _shown(value: object) -> str:
     return "absent" if value is None else str(value)
-
-
-def _engine(engine: Engine) -> str:
-    return engine.title[0].upper() + engine.title[1:]

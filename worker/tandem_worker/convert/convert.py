@@ -70,7 +70,7 @@ def convert(
     try:
         _write(draft, scratch)
         judgement = _judge_copy(scratch, pairing, meant)
-        scratch.chmod(drafter.stat().st_mode & 0o777)
+        scratch.chmod(0o755)  # a temporary folder is private at first
         _rename(scratch, out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
