@@ -48,10 +48,10 @@ crds: venv ## write crds/ anew from the API models
 findings: venv ## write docs/findings.md anew from the catalogue of checks
 	@$(RUN) tandem_worker.checks.explanations > docs/.new && mv docs/.new docs/findings.md
 
-bench-analysis: venv ## delay and false alarms of the acceptance analysis (half an hour; SCALE=0.1 for a look)
+bench-analysis: venv ## delay and false alarms of the acceptance analysis (half an hour; SCALE=0.1 for a look, in build/)
 	@$(RUN) pip install --quiet --target build/bench --upgrade --constraint constraints.txt matplotlib
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/build/bench" "$(shell $(SETUP) path)/bin/python" benchmarks/analysis.py \
-		--scale $(or $(SCALE),1)
+		$(if $(SCALE),--scale $(SCALE) --out build/analysis)
 
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py
