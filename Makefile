@@ -25,6 +25,9 @@ demo-down: venv ## stop what `make demo KEEP=1` left
 test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose)
 	@$(RUN) pytest $(PYTEST)
 
+gpu-check: ## the kernels' and the engine's bits on one GPU, with this python3; writes benchmarks/results/gpu-check.json
+	PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" python3 -m pytest tests/gpu
+
 lint: venv ## ruff and mypy
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .

@@ -10,17 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from tandem_worker.engine.pages import PAGE, Pages, pages_for
 from tandem_worker.engine.record import NoRecord, Phase, Recorder
 from tandem_worker.engine.request import Finish, Request
-from tandem_worker.engine.runner import Placement, Runner, Verified
+from tandem_worker.engine.runner import EngineBroken, Placement, Runner, Verified
 from tandem_worker.engine.sampling import confirmed
 from tandem_worker.engine.scheduler import Scheduler, Work
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
+
+if TYPE_CHECKING:  # needs Triton, which a machine without a GPU may lack
+    from tandem_worker.engine.gpu_runner import GpuRunner
+    from tandem_worker.engine.rounds import Rounds
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class EngineOptions:
     prefill_chunk: int = 128  # prompt rows per step
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    kernels: bool | None = None  # None: on a GPU; True on a CPU runs them in Triton's interpreter
 
 
 DEFAULT_CONTEXT = 2048
@@ -51,7 +57,14 @@ class Engine:
         self.pages = Pages(capacity)
         ahead = options.draft_length if eagle3 else 0
         self.scheduler = Scheduler(self.pages, options.max_batch, options.prefill_chunk, self.context_limit, ahead)
-        self.runner = Runner(llama, eagle3, self.pages.count, Placement(options.dtype, torch.device(options.device)))
+        self.hidden_size = llama.target.hidden_size
+        self.runner: Runner | GpuRunner = _runner(llama, eagle3, self.pages.count, self.context_limit, options)
+        self.rounds = None if isinstance(self.runner, Runner) else self.runner.rounds
+
+    def prepare(self) -> None:
+        """Whatever would make the first requests wait. Not needed, and nothing without a GPU."""
+        if self.rounds and self.runner.device.type == "cuda":
+            self.rounds.capture_all()
 
     @property
     def idle(self) -> bool:
@@ -72,6 +85,7 @@ class Engine:
         """From the next step on, for all requests."""
         if self.speculating == (speculate and self.can_speculate):
             return
+        self._finish_rounds()
         self.speculating = not self.speculating
         for request in self.scheduler.running:
             request.proposals = []
@@ -80,12 +94,71 @@ class Engine:
 
     def step(self) -> None:
         """Raises EngineBroken when the model's output is not a number."""
+        if self.rounds and self._may_start_round(self.rounds):
+            self._start_round(self.rounds)
+        elif self.rounds and self.rounds.in_flight:
+            self._finish_round(self.rounds)
+        else:
+            self._step()
+        self._report_queue()
+
+    def _step(self) -> None:
+        """The host decides, after the target's forward, what is drafted for."""
         works = self.scheduler.schedule()
         if works:
+            if self.rounds:
+                self.rounds.forget()
             verified = self._verify(works)
             drafting = self._accept(works, verified)
             self._draft(works, verified, drafting)
-        self._report_queue()
+
+    def _may_start_round(self, rounds: Rounds) -> bool:
+        """Greedy decoding only, nobody to admit, drafts for everybody, and room for what the round may write."""
+        running, drafts = self.scheduler.running, self.draft_length if self.speculating else 0
+        return (
+            bool(running)
+            and not self.scheduler.may_admit()
+            and rounds.takes(running, drafts)
+            and all(request.computed == len(request.tokens) - 1 for request in running)
+            and all(request.sampling.temperature == 0 for request in running)
+            and all(len(request.proposals) == drafts for request in running)
+            and self.scheduler.reserve_ahead(rounds.in_flight * (drafts + 1) + 2 * drafts)
+        )
+
+    def _start_round(self, rounds: Rounds) -> None:
+        """And finishes the one before, while this one runs."""
+        running, drafts = self.scheduler.running, self.draft_length if self.speculating else 0
+        longest = max(len(request.tokens) for request in running)
+        rounds.start(running, drafts, longest + rounds.in_flight * (drafts + 1) + 2 * drafts)
+        if rounds.in_flight > 1:
+            self._finish_round(rounds)
+
+    def _finish_round(self, rounds: Rounds) -> None:
+        played = rounds.finish()
+        batch = sum(request.finish is None for request in played.requests)
+        for request, result in zip(played.requests, played.results, strict=True):
+            if request.finish is not None:
+                continue
+            accepted, *rest = result
+            tokens = rest[: accepted + 1]
+            if min(tokens) < 0:
+                raise EngineBroken("the target's logits are not finite numbers (NaN or infinite)")
+            request.computed += accepted + 1
+            request.proposals = rest[played.drafts + 1 :]
+            if played.drafts:
+                request.drafted = request.computed
+                request.drafts += 1
+                request.accepted0 += accepted > 0
+                self.recorder.drafted(request.origin, played.drafts, accepted)
+            self._append(request, tokens)
+        if batch:
+            self.recorder.stepped(Phase.VERIFY if played.drafts else Phase.PLAIN, batch, played.seconds)
+            if played.drafts:  # one graph: its time is not divided
+                self.recorder.stepped(Phase.DRAFT, batch, 0.0)
+
+    def _finish_rounds(self) -> None:
+        while self.rounds and self.rounds.in_flight:
+            self._finish_round(self.rounds)
 
     def _verify(self, works: Sequence[Work]) -> Verified:
         started = time.perf_counter()
@@ -153,3 +226,23 @@ def _phase(works: Sequence[Work]) -> Phase:
     if any(work.prefills for work in works):
         return Phase.PREFILL
     return Phase.VERIFY if any(work.proposals for work in works) else Phase.PLAIN
+
+
+def _runner(
+    llama: Llama, eagle3: Eagle3 | None, page_count: int, context_limit: int, options: EngineOptions
+) -> Runner | GpuRunner:
+    device = torch.device(options.device)
+    if not (device.type == "cuda" if options.kernels is None else options.kernels):
+        return Runner(llama, eagle3, page_count, Placement(options.dtype, device))
+    from tandem_worker.engine.gpu_runner import GpuRunner
+
+    return GpuRunner(
+        llama,
+        eagle3,
+        page_count,
+        max_batch=options.max_batch,
+        prefill_chunk=options.prefill_chunk,
+        draft_length=options.draft_length,
+        context_limit=context_limit,
+        device=device,
+    )

@@ -11,16 +11,18 @@ Shapes: N tiles, R rows each, B drafting requests, H hidden size, K draft length
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.engine.attention import Cache
+from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.pages import SCRATCH, padded, pages_for
 from tandem_worker.engine.request import Request
 from tandem_worker.engine.sampling import choose
@@ -41,9 +43,13 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class Verified:
-    """What the target said: for each work the choice at each of its deciding rows, and what the drafter needs."""
+    """What the target said: for each work its choice at each deciding row. Runners add what their drafter needs."""
 
     chosen: list[list[int]]
+
+
+@dataclass(frozen=True)
+class VerifiedTiles(Verified):
     tiles: Tiles
     positions: Tensor  # [N, R]
     tables: Tensor  # [N, A]
@@ -63,7 +69,7 @@ class Runner:
             self.target_ids = eagle3.target_ids  # [Vd]
 
     @torch.inference_mode()
-    def verify(self, works: Sequence[Work], capture: bool) -> Verified:
+    def verify(self, works: Sequence[Work], capture: bool) -> VerifiedTiles:
         """Raises EngineBroken when the logits are not finite."""
         runs = [Run(w.start, (*w.request.tokens[w.start : w.end], *w.proposals), w.request.pages) for w in works]
         tiles = lay_out(runs)
@@ -72,7 +78,7 @@ class Runner:
         indexes = self.capture if capture else ()
         x, streams = self.llama(self._tensor(tiles.tokens), positions, attend, indexes)
         chosen = self._choose(x, works, tiles)
-        return Verified(chosen, tiles, positions, tables, [streams[i] for i in indexes])
+        return VerifiedTiles(chosen, tiles, positions, tables, [streams[i] for i in indexes])
 
     def _choose(self, x: Tensor, works: Sequence[Work], tiles: Tiles) -> list[list[int]]:
         """The target's tokens after the last known row and after each proposal, where the work reaches that far."""
@@ -101,6 +107,7 @@ class Runner:
         Requests' tokens and `computed` are those after acceptance. Sets `drafted` and `proposals`.
         """
         assert self.eagle3 is not None
+        assert isinstance(verified, VerifiedTiles)
         hidden = self._extend(self.eagle3, works, verified).flatten(0, 1)  # [N * R, H]
         drafters = [work for work, drafts in zip(works, drafting, strict=True) if drafts]
         if not drafters:
@@ -112,7 +119,7 @@ class Runner:
         for request, proposed in zip(requests, proposals.tolist(), strict=True):
             request.proposals = proposed
 
-    def _extend(self, eagle3: Eagle3, works: Sequence[Work], verified: Verified) -> Tensor:
+    def _extend(self, eagle3: Eagle3, works: Sequence[Work], verified: VerifiedTiles) -> Tensor:
         """The drafter's step-0 rows of all rows that were kept -> hidden [N, R, H]. Rejected rows go to scratch."""
         tiles = verified.tiles
         following, places = np.zeros(tiles.tokens.size, dtype=np.int64), np.full(tiles.places.size, SCRATCH)
@@ -145,6 +152,32 @@ class Runner:
             newest = self.target_ids[eagle3.head(hidden).argmax(-1)]
             proposals.append(newest)
         return torch.cat(proposals, -1)
+
+    @contextmanager
+    def observed(self) -> Iterator[Observed]:
+        """Shows what the next forwards feed to `fc`, and all streams it could have come from."""
+        observed, layers = Observed(), self.llama.model.layers
+        assert self.eagle3 is not None
+
+        def entering(i: int) -> Any:
+            return lambda module, arguments: observed.streams.__setitem__(i, arguments[1])
+
+        def behind_last(module: nn.Module, arguments: Any, output: Tensor) -> None:
+            observed.streams[len(layers)] = output
+
+        def entering_fc(module: nn.Module, arguments: tuple[Tensor]) -> None:
+            observed.fc_input = arguments[0]
+
+        hooks = [layer.register_forward_pre_hook(entering(i)) for i, layer in enumerate(layers)]
+        hooks += [
+            layers[-1].register_forward_hook(behind_last),
+            self.eagle3.fc.register_forward_pre_hook(entering_fc),
+        ]
+        try:
+            yield observed
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _tensor(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -28,7 +28,12 @@ def uniform(seed: int, position: int) -> float:
 
 def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """The target's tokens. logits [M, V]; per row its request's settings and the position that the token will have."""
-    chosen: list[int] = logits.argmax(-1).tolist()
+    return draw(logits, samplings, positions, logits.argmax(-1).tolist())
+
+
+def draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int], greedy: list[int]) -> list[int]:
+    """`choose`, where the most probable tokens are known already."""
+    chosen = list(greedy)
     drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
     if drawn:
         probabilities = processed(logits[drawn], [samplings[row] for row in drawn])

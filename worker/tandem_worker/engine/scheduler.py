@@ -49,6 +49,21 @@ class Scheduler:
                 works.append(Work(request, start, end, decides, tuple(request.proposals) if decides else ()))
         return works
 
+    def may_admit(self) -> bool:
+        """Whether the next step would start with one that waits."""
+        if not self.waiting or len(self.running) >= self.max_batch:
+            return False
+        request = self.waiting[0]
+        spare = self.pages.free - len(self.running)
+        return pages_for(self._positions(request, len(request.tokens))) <= spare
+
+    def reserve_ahead(self, positions: int) -> bool:
+        """Pages for so many positions behind the newest token of everybody who runs; False when they run out."""
+        return all(
+            self.pages.reserve(request.pages, min(len(request.tokens) + positions, self.context_limit))
+            for request in self.running
+        )
+
     def remove(self, request: Request) -> None:
         """Forget a request that has ended, and take its pages back."""
         (self.running if request in self.running else self.waiting).remove(request)
@@ -56,13 +71,10 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served, while there is room for all that is known of the text and a page per neighbour."""
-        while self.waiting and len(self.running) < self.max_batch:
-            request = self.waiting[0]
-            spare = self.pages.free - len(self.running)
-            positions = self._positions(request, len(request.tokens))
-            if pages_for(positions) > spare or not self.pages.reserve(request.pages, positions):
-                return
-            self.running.append(self.waiting.popleft())
+        while self.may_admit():
+            request = self.waiting.popleft()
+            self.pages.reserve(request.pages, self._positions(request, len(request.tokens)))
+            self.running.append(request)
 
     def _reserve(self, request: Request, end: int) -> bool:
         while not self.pages.reserve(request.pages, self._positions(request, end)):

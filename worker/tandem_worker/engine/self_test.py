@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from tandem_worker.contract import SELF_TEST_DRAFTS, Origin, SelfTest, SelfTestOutcome
 from tandem_worker.engine.engine import Engine
@@ -25,7 +23,7 @@ TOKENS = 48
 """Generated per text and round of the test."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
     """What went into `fc` in a real forward."""
 
@@ -73,34 +71,14 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> N
 
 def observe(engine: Engine, prompt: Sequence[int]) -> Seen:
     """Runs `prompt` and compares what enters `fc`, slot by slot, with what entered each of the target's layers."""
-    llama, eagle3 = engine.runner.llama, engine.runner.eagle3
-    assert eagle3 is not None
-    streams: dict[int, Tensor] = {}
-    seen = Seen()
-
-    def at_layer(i: int) -> Any:
-        return lambda module, arguments: streams.__setitem__(i, arguments[1])
-
-    def behind_last(module: nn.Module, arguments: Any, output: Tensor) -> None:
-        streams[len(llama.model.layers)] = output
-
-    def at_fc(module: nn.Module, arguments: tuple[Tensor]) -> None:
-        seen.fc_input_width = arguments[0].shape[-1]
-        slots = arguments[0].split(llama.target.hidden_size, -1)
-        seen.capture_indexes = tuple(
-            next((i for i, stream in streams.items() if torch.equal(stream, slot)), -1) for slot in slots
-        )
-
-    hooks = [layer.register_forward_pre_hook(at_layer(i)) for i, layer in enumerate(llama.model.layers)]
-    hooks += [llama.model.layers[-1].register_forward_hook(behind_last), eagle3.fc.register_forward_pre_hook(at_fc)]
     engine.switch(True)
-    try:
-        with recorded_by(engine, NoRecord()):
-            generate(engine, [prompt], 1)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
+    with recorded_by(engine, NoRecord()), engine.runner.observed() as observed:
+        generate(engine, [prompt], 1)
+    if observed.fc_input is None:
+        return Seen()
+    slots = observed.fc_input.split(engine.hidden_size, -1)
+    indexes = tuple(next((i for i, x in observed.streams.items() if torch.equal(x, slot)), -1) for slot in slots)
+    return Seen(indexes, observed.fc_input.shape[-1])
 
 
 def self_test(engine: Engine, prompts: Sequence[Sequence[int]]) -> SelfTest:

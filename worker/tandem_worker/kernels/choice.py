@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tandem_worker.kernels.launch import cdiv, launch, power_of_2
 
 COLUMNS = 1024
-FORCED = 64
+FORCED = 60
 """Rounds after which a forced pattern repeats."""
 
 

@@ -3,7 +3,8 @@
 
 Shapes. partials [S, M, (Hq + 2 Hk) D] float32 as the qkv product left them; q out [M, Hq, D]; cosines and sines
 [positions, D / 2] float32; caches [pages, Hk, PAGE, D]; positions [M] and owners [M], the row of `tables` [owners,
-width] that holds the pages of the row's request. Program (row, key head). Cost: it reads its partials once, about 2 us.
+width] that holds the pages of the row's request. Program (row, HEADS key heads): one of few rows, all of many. Cost: it
+reads its partials once, about 2 us.
 
 Bits. Every output comes from its own two inputs; nothing is summed across a row.
 """
@@ -12,7 +13,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels.launch import launch, power_of_2
+from tandem_worker.kernels.launch import is_interpreted, launch, power_of_2
+
+MANY_ROWS = 4 if is_interpreted() else 64
+"""From here on a program takes a whole row."""
 
 
 @triton.jit(do_not_specialize=["M", "WIDTH"])
@@ -29,6 +33,7 @@ def _rotate(
     M,
     WIDTH,
     HK: tl.constexpr,
+    HEADS: tl.constexpr,
     G: tl.constexpr,
     G_PADDED: tl.constexpr,
     D: tl.constexpr,
@@ -37,39 +42,42 @@ def _rotate(
     PDL: tl.constexpr,
 ):
     m = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1)
+    h0 = tl.program_id(1) * HEADS
     HALF: tl.constexpr = D // 2
     ROW: tl.constexpr = (HK * G + 2 * HK) * D
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    position = tl.load(position_ptr + m)
-    owner = tl.load(owner_ptr + m)
-    page = tl.load(table_ptr + owner * WIDTH + position // PAGE).to(tl.int64)
-    i = tl.arange(0, HALF)
-    cos = tl.load(cos_ptr + position * HALF + i)
-    sin = tl.load(sin_ptr + position * HALF + i)
-    g = tl.arange(0, G_PADDED)
-    there = (g[:, None] < G) & (i[None, :] < HALF)
-    q_at = (h * G + g[:, None]) * D + i[None, :]
-    q_low = tl.zeros([G_PADDED, HALF], tl.float32)
-    q_high = tl.zeros([G_PADDED, HALF], tl.float32)
-    k_low = tl.zeros([HALF], tl.float32)
-    k_high = tl.zeros([HALF], tl.float32)
-    v_low = tl.zeros([HALF], tl.float32)
-    v_high = tl.zeros([HALF], tl.float32)
+    i = tl.arange(0, HALF)[None, :]
+    r = tl.arange(0, HEADS * G_PADDED)[:, None]
+    h = h0 + tl.arange(0, HEADS)[:, None]
+    there = (r % G_PADDED < G) & (i < HALF)
+    q_at = ((h0 + r // G_PADDED) * G + r % G_PADDED) * D + i
+    k_at = (HK * G + h) * D + i
+    q_low = tl.zeros([HEADS * G_PADDED, HALF], tl.float32)
+    q_high = tl.zeros([HEADS * G_PADDED, HALF], tl.float32)
+    k_low = tl.zeros([HEADS, HALF], tl.float32)
+    k_high = tl.zeros([HEADS, HALF], tl.float32)
+    v_low = tl.zeros([HEADS, HALF], tl.float32)
+    v_high = tl.zeros([HEADS, HALF], tl.float32)
     for s in tl.static_range(S):
         row = partial_ptr + (s * M + m) * ROW
         q_low += tl.load(row + q_at, mask=there, other=0.0)
         q_high += tl.load(row + q_at + HALF, mask=there, other=0.0)
-        k_low += tl.load(row + (HK * G + h) * D + i)
-        k_high += tl.load(row + (HK * G + h) * D + HALF + i)
-        v_low += tl.load(row + (HK * G + HK + h) * D + i)
-        v_high += tl.load(row + (HK * G + HK + h) * D + HALF + i)
+        k_low += tl.load(row + k_at)
+        k_high += tl.load(row + k_at + HALF)
+        v_low += tl.load(row + k_at + HK * D)
+        v_high += tl.load(row + k_at + HK * D + HALF)
+    # behind the loads above, which do not wait for these
+    position = tl.load(position_ptr + m)
+    owner = tl.load(owner_ptr + m)
+    cos = tl.load(cos_ptr + position * HALF + i)
+    sin = tl.load(sin_ptr + position * HALF + i)
+    page = tl.load(table_ptr + owner * WIDTH + position // PAGE).to(tl.int64)
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     q = q_ptr + m * HK * G * D + q_at
-    tl.store(q, (q_low * cos[None, :] - q_high * sin[None, :]).to(dtype), mask=there)
-    tl.store(q + HALF, (q_high * cos[None, :] + q_low * sin[None, :]).to(dtype), mask=there)
+    tl.store(q, (q_low * cos - q_high * sin).to(dtype), mask=there)
+    tl.store(q + HALF, (q_high * cos + q_low * sin).to(dtype), mask=there)
     at = ((page * HK + h) * PAGE + position % PAGE) * D + i
     tl.store(k_ptr + at, (k_low * cos - k_high * sin).to(dtype))
     tl.store(k_ptr + at + HALF, (k_high * cos + k_low * sin).to(dtype))
@@ -81,9 +89,10 @@ def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) ->
     """placing: `Placing`, with positions, owners and tables; rotary: cosines and sines; keys, values: one layer's."""
     page, head_dim = keys.shape[-2:]
     group = q.shape[-1] // head_dim // kv_heads
+    heads = kv_heads if rows >= MANY_ROWS and kv_heads == power_of_2(kv_heads) else 1
     launch(
         _rotate,
-        (rows, kv_heads),
+        (rows, kv_heads // heads),
         partials,
         q,
         keys,
@@ -94,8 +103,9 @@ def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) ->
         *rotary,
         rows,
         placing.tables.shape[1],
-        warps=2,
+        warps=2 if heads == 1 else 8,
         HK=kv_heads,
+        HEADS=heads,
         G=group,
         G_PADDED=power_of_2(group),
         D=head_dim,

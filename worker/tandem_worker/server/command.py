@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from tandem_worker.contract import (
@@ -22,6 +24,15 @@ from tandem_worker.server.run import bind, run
 from tandem_worker.server.start import CannotStart, Settings, start
 
 log = logging.getLogger(__name__)
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self is Device.CUDA else torch.float32
 
 
 def serve(
@@ -44,6 +55,9 @@ def serve(
         typer.Option(min=64, help="Tokens that the cache holds. Default: max-batch x 2048, or x the model's context."),
     ] = None,
     prefill_chunk: Annotated[int, typer.Option(min=8, help="Prompt tokens per step.")] = 128,
+    device: Annotated[
+        Device, typer.Option(help="Where the engine runs: float32 on cpu, bfloat16 on cuda.")
+    ] = Device.CPU,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     drain_seconds: Annotated[float, typer.Option(min=0, help="Longest wait for running requests at the end.")] = 25,
 ) -> None:
@@ -59,7 +73,7 @@ def serve(
         model=model,
         revision=revision,
         speculate=not no_speculation,
-        engine=EngineOptions(draft_length, max_batch, kv_cache_tokens, prefill_chunk),
+        engine=EngineOptions(draft_length, max_batch, kv_cache_tokens, prefill_chunk, device.dtype, device.value),
         threads=threads,
         expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),
         operator_key_file=operator_key_file,

@@ -101,6 +101,7 @@ def _start(settings: Settings) -> Worker:
         loaded = load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device)
         _refuse_missing(loaded, pair.drafter_checkpoint)
     engine = Engine(llama, loaded.drafter if loaded else None, settings.engine)
+    engine.prepare()
     prompts = _self_test_prompts(vocabulary, pair.target)
     resolution = _check_wiring(engine, loaded, pair, prompts[0]) if loaded else None
     tested = self_test(engine, prompts) if loaded and settings.speculate else SelfTest(outcome=SelfTestOutcome.NOT_RUN)

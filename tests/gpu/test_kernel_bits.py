@@ -1,0 +1,157 @@
+"""A row has the same bits alone, in any batch, at any place and in any tile. Shapes of Llama-3.1-8B, bfloat16."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tandem_worker.kernels import attention
+from tandem_worker.kernels.attention import GROUP, Partials, Placing, Span, Tiling
+from tandem_worker.kernels.linear import PREFILL, TILES, Linear, Role
+from tandem_worker.kernels.norm import add_norm
+
+if TYPE_CHECKING:
+    from gpu.conftest import Count
+
+DEVICE, BF16 = torch.device("cuda"), torch.bfloat16
+SHAPES = {
+    "qkv": (Role.QKV, 6144, 4096),
+    "out": (Role.OUT, 4096, 4096),
+    "gate_up": (Role.GATE_UP, 28672, 4096),
+    "down": (Role.DOWN, 4096, 14336),
+    "draft qkv": (Role.QKV, 6144, 8192),
+    "fc": (Role.OUT, 4096, 12288),
+    "draft head": (Role.HEAD, 32000, 4096),
+    "head": (Role.HEAD, 128256, 4096),
+}
+ROWS = 600
+LAUNCHES = [
+    (tokens, span, warps, stages)
+    for tokens in (1, 4, 8, 32)
+    for span in Span
+    for warps, stages in ((2, 2), (4, 3), (8, 2))
+]  # of attention
+
+
+def heavy(*shape: int) -> Tensor:
+    """Values over many binary orders of magnitude: alignment inside the matrix unit matters."""
+    x = torch.randn(*shape, device=DEVICE)
+    return (x * torch.exp(2.5 * torch.randn(*shape, device=DEVICE))).to(BF16)
+
+
+def product(linear: Linear, x: Tensor, rows: int, tile: object = None) -> Tensor:
+    gated_or_head = linear.role in (Role.GATE_UP, Role.HEAD)
+    y = torch.full((2 * rows * linear.outputs,), float("nan"), device=DEVICE, dtype=BF16 if gated_or_head else None)
+    count = linear(x, rows, y, tile)  # type: ignore[arg-type]
+    parts = y[: count * rows * linear.outputs].view(count, rows, -1)
+    return parts[0] if count == 1 else parts[0] + parts[1]
+
+
+@pytest.mark.parametrize("inputs", ["normal", "heavy"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_products(name: str, inputs: str, count: Count) -> None:
+    torch.manual_seed(1)
+    role, n, k = SHAPES[name]
+    if inputs == "normal":
+        weight = torch.empty(n, k, device=DEVICE, dtype=BF16).uniform_(-0.02, 0.02)
+        x = torch.randn(ROWS, k, device=DEVICE, dtype=BF16)
+    else:
+        weight, x = heavy(n, k), heavy(ROWS, k)
+    linear = Linear(weight, role)
+    whole = product(linear, x, ROWS, PREFILL[role])
+    if inputs == "normal" and role is not Role.GATE_UP:
+        exact = F.linear(x[:64].float(), weight.float())
+        assert (whole[:64].float() - exact).norm() / exact.norm() < 3e-3
+    differing = compared = 0
+    few = n * k > 2e8
+    for rows in [1, 2, 6, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 191, 192, 193, 256, 257, ROWS]:
+        if few and rows not in (1, 8, 32, 48, 128, 192, 256, ROWS):
+            continue
+        picked = torch.randperm(ROWS, device=DEVICE)[:rows]
+        y = product(linear, x[picked].contiguous(), rows)
+        differing += int((y != whole[picked]).sum())
+        compared += y.numel()
+    for bucket in TILES:  # every tile, also where it would not be chosen
+        if bucket < 192 or not few:
+            y = product(linear, x[:40].contiguous(), 40, TILES[bucket][role])
+            differing += int((y != whole[:40]).sum())
+            compared += y.numel()
+    count("rows, places, tiles", differing, compared)
+
+
+def test_norm(count: Count) -> None:
+    torch.manual_seed(2)
+    partials, residual = torch.randn(2, 256, 4096, device=DEVICE), torch.randn(256, 4096, device=DEVICE, dtype=BF16)
+    gain = torch.rand(4096, device=DEVICE).to(BF16)
+
+    def normed(rows: Tensor) -> Tensor:
+        kept, out = residual[rows].contiguous(), torch.empty(len(rows), 4096, device=DEVICE, dtype=BF16)
+        add_norm(partials[:, rows].contiguous(), 2, kept, gain, 1e-5, out, len(rows))
+        return torch.cat([kept, out], -1)
+
+    whole = normed(torch.arange(256, device=DEVICE))
+    differing = sum(int((normed(rows) != whole[rows]).sum()) for rows in torch.arange(256, device=DEVICE).split(3))
+    count("rows of 3 against 256", differing, whole.numel())
+
+
+def test_attention(count: Count) -> None:
+    """Decoded, verified and prompt rows; spans, warps, stages and sizes of tiles; alone and among others."""
+    torch.manual_seed(3)
+    heads, kv_heads, head_dim, page, pages = 32, 8, 128, 64, 24
+    keys, values = torch.randn(2, 8 * pages + 1, kv_heads, page, head_dim, device=DEVICE, dtype=BF16)
+    tables = (1 + torch.randperm(8 * pages, device=DEVICE)).int().view(8, pages)
+    room = Partials(DEVICE)
+    differing = compared = 0
+    worst = 0.0
+
+    def ints(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    rows = 32
+    for start in (0, 1, 58, 123, 125, 255, 384, 507, 511, 760, 1019, 1400):
+        q = torch.randn(8 * rows, heads * head_dim, device=DEVICE, dtype=BF16)
+        positions = ints([start + t for _ in range(8) for t in range(rows)])
+        placing = Placing(positions, ints([b for b in range(8) for _ in range(rows)]), tables)
+
+        def attended(
+            tokens: int,
+            span: Span,
+            warps: int = 4,
+            stages: int = 2,
+            requests: range = range(8),
+            q: Tensor = q,
+            placing: Placing = placing,
+            context: int = start + rows,
+        ) -> Tensor:
+            firsts = [first for request in requests for first in range(request * rows, (request + 1) * rows, tokens)]
+            out = torch.full_like(q, float("nan"))
+            tiling = Tiling(ints(firsts), ints([tokens] * len(firsts)), len(firsts), tokens, context)
+            launch = {"span": span, "warps": warps, "stages": stages}
+            attention.attend(q, keys, values, placing, tiling, room, out, kv_heads, **launch)
+            return out
+
+        whole = attended(32, Span.ALL)
+        for tokens, span, warps, stages in LAUNCHES:
+            differing += int((attended(tokens, span, warps, stages) != whole).sum())
+            compared += whole.numel()
+        alone = slice(5 * rows, 6 * rows)
+        differing += int((attended(1, Span.ATOM, requests=range(5, 6))[alone] != whole[alone]).sum())
+        k, v = (x[tables[5].long()].transpose(1, 2).flatten(0, 1)[: start + rows].double() for x in (keys, values))
+        mask = (
+            torch.arange(start + rows, device=DEVICE)[None] <= torch.arange(start, start + rows, device=DEVICE)[:, None]
+        )
+        exact = F.scaled_dot_product_attention(
+            q[alone].view(rows, heads, head_dim).transpose(0, 1).double(),
+            k.repeat_interleave(4, 1).transpose(0, 1),
+            v.repeat_interleave(4, 1).transpose(0, 1),
+            attn_mask=mask,
+        )
+        seen = whole[alone].view(rows, heads, head_dim).transpose(0, 1).double()
+        worst = max(worst, ((seen - exact).norm() / exact.norm()).item())
+    assert worst < 5e-3
+    assert GROUP == 512
+    count("shapes of launch", differing, compared)

@@ -1,0 +1,94 @@
+"""The GPU's half of the engine on a CPU: the same kernels in Triton's interpreter, in float32, rounds and all.
+
+A pair of random weights is enough: text must equal that of the CPU's runner, token for token. See test_kernels for what
+the interpreter does not prove.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; no test has a GPU
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.request import Sampling
+from tandem_worker.engine.rounds import buckets, context_buckets
+from tandem_worker.engine.self_test import observe
+from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.llama import Llama
+from tandem_worker.models.random_pair import llama_8b, random_pair
+from unit.serving import CPU, Told, accepted, finish_all, generate, submit
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]]
+NEW_TOKENS = 7
+
+
+@cache
+def pair() -> tuple[Llama, Eagle3]:
+    """Two layers, three heads to a key head, a draft vocabulary of its own."""
+    torch.manual_seed(4)
+    target, drafter = llama_8b(layers=2)
+    small: dict[str, Any] = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 30,
+    }
+    target = replace(target, **small, max_position_embeddings=256)
+    drafter = replace(drafter, **small, draft_vocab_size=15, target_hidden_size=24, capture_indexes=(2, 0, 1))
+    llama, eagle3 = random_pair(target, drafter, CPU, torch.float32)
+    for module in (llama.model.layers, eagle3.midlayer, eagle3.fc, llama.lm_head):
+        for parameter in module.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(10)  # so that texts differ from each other
+    return llama, eagle3
+
+
+def engine(kernels: bool, speculate: bool, draft_length: int = 2, norm_first: bool = False) -> Engine:
+    llama, eagle3 = pair()
+    eagle3.norm_before_residual = norm_first
+    made = Engine(llama, eagle3, EngineOptions(draft_length, 2, 512, kernels=kernels), Told())
+    made.switch(speculate)
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return generate(engine(kernels=False, speculate=False), PROMPTS, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_text_and_drafts_are_those_of_the_cpu_runner(plain: list[list[int]], norm_first: bool) -> None:
+    made, expected = engine(True, True, norm_first=norm_first), engine(False, True, norm_first=norm_first)
+    assert generate(made, PROMPTS, NEW_TOKENS) == generate(expected, PROMPTS, NEW_TOKENS) == plain
+    assert accepted(made)[: len(accepted(expected))] == accepted(expected)
+    assert made.pages.free == made.pages.count - 1
+
+
+def test_rounds_go_on_while_others_leave_and_speculation_is_switched(plain: list[list[int]]) -> None:
+    made = engine(kernels=True, speculate=False)
+    lengths = (NEW_TOKENS, 3)
+    texts = [submit(made, p, Sampling(n)) for p, n in zip(PROMPTS, lengths, strict=True)]
+    finish_all(made, between=lambda step: made.switch(True) if step == 3 else None)
+    assert [text.tokens for text in texts] == [tokens[:n] for tokens, n in zip(plain, lengths, strict=True)]
+
+
+def test_observed_wiring_is_the_drafters() -> None:
+    assert observe(engine(kernels=True, speculate=True), PROMPTS[0]).capture_indexes == (2, 0, 1)
+
+
+def test_every_batch_and_context_has_a_bucket() -> None:
+    assert buckets(1) == [1]
+    assert buckets(12) == [1, 2, 4, 8, 16]
+    assert buckets(32) == [1, 2, 4, 8, 16, 24, 32]
+    assert context_buckets(512) == [576]
+    assert context_buckets(4000) == [512, 2048, 4064]

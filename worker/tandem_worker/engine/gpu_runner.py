@@ -1,0 +1,193 @@
+"""Runs steps with the kernels, on a GPU.
+
+`verify` and `draft` do what their namesakes in `runner` do, with the host in between: for chunks of prompts, for
+sampled text, for anything that is not plain greedy decoding. That part goes through `rounds`. Both run the same kernels
+on the same caches, and rows have the same bits in either.
+
+Rows of a step lie behind each other without gaps: place does not matter here, so there are no tiles of rows as on the
+CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tandem_worker.engine.forward import DrafterForward, Space, TargetForward
+from tandem_worker.engine.observed import Observed
+from tandem_worker.engine.packed import pack_drafter, pack_target
+from tandem_worker.engine.pages import PAGE, padded, pages_for
+from tandem_worker.engine.rounds import Rounds, buckets
+from tandem_worker.engine.runner import EngineBroken, Verified
+from tandem_worker.engine.sampling import draw
+from tandem_worker.engine.scheduler import Work
+from tandem_worker.kernels.attention import Partials, Placing, Tiling, tile_tokens
+from tandem_worker.kernels.choice import take
+from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.llama import Llama
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class VerifiedRows(Verified):
+    firsts: tuple[int, ...]  # of each work, its first row
+    rows: int
+    placing: Placing
+
+
+class GpuRunner:
+    def __init__(
+        self,
+        llama: Llama,
+        eagle3: Eagle3 | None,
+        page_count: int,
+        *,
+        max_batch: int,
+        prefill_chunk: int,
+        draft_length: int,
+        context_limit: int,
+        device: torch.device,
+    ) -> None:
+        self.device, self.draft_length = device, draft_length
+        self.llama, self.eagle3 = llama, eagle3
+        self.capture = eagle3.drafter.capture_indexes if eagle3 else ()
+        batch = buckets(max_batch)[-1]
+        ahead = 2 * draft_length + 2
+        self.width = pages_for(context_limit + ahead)
+        rows = prefill_chunk + batch * (draft_length + 1)
+        dtype = llama.model.norm.weight.dtype
+        space = Space(rows, batch * (draft_length + 1), page_count, self.width * PAGE, dtype, device)
+        partials = Partials(device)
+        self.target = TargetForward(pack_target(llama), self.capture, space, partials)
+        self.drafter = None
+        if eagle3:
+            self.drafter = DrafterForward(pack_drafter(eagle3), space._replace(head_rows=batch), partials)
+        self._decided = torch.zeros(space.head_rows, llama.target.hidden_size, dtype=dtype, device=device)
+        self.rounds = Rounds(
+            self.target,
+            self.drafter,
+            max_batch=max_batch,
+            draft_length=draft_length if eagle3 else 0,
+            context_limit=context_limit,
+            table_width=self.width,
+        )
+
+    @property
+    def target_ids(self) -> Tensor:
+        """[Vd]"""
+        assert self.drafter is not None
+        return self.drafter.drafter.ids
+
+    @torch.inference_mode()
+    def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:
+        """Raises EngineBroken when the logits are not finite."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        firsts: list[int] = []
+        for owner, work in enumerate(works):
+            firsts.append(len(tokens))
+            tokens += [*work.request.tokens[work.start : work.end], *work.proposals]
+            count = len(tokens) - firsts[-1]
+            positions += range(work.start, work.start + count)
+            owners += [owner] * count
+        tables = np.array([padded(work.request.pages, self.width) for work in works], dtype=np.int32)
+        placing = Placing(self._ints(positions), self._ints(owners), self._ints(tables))
+        rows = len(tokens)
+        tiling = self._tiling([*firsts, rows], max(positions) + 1)
+        self.target(self._ints(tokens), rows, placing, tiling, capture=capture)
+        return VerifiedRows(self._choose(works, firsts), tuple(firsts), rows, placing)
+
+    def _tiling(self, borders: Sequence[int], context: int) -> Tiling:
+        shape = self.target.target.shape
+        longest = max(end - start for start, end in pairwise(borders))
+        tokens = tile_tokens(shape.heads // shape.kv_heads, longest)
+        firsts, counts = [], []
+        for start, end in pairwise(borders):
+            for first in range(start, end, tokens):
+                firsts.append(first)
+                counts.append(min(tokens, end - first))
+        return Tiling(self._ints(firsts), self._ints(counts), len(firsts), tokens, context)
+
+    def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[int]]:
+        counts = [len(work.proposals) + 1 if work.decides else 0 for work in works]
+        rows = [
+            first + work.end - 1 - work.start + i
+            for work, first, count in zip(works, firsts, counts, strict=True)
+            for i in range(count)
+        ]
+        if not rows:
+            return [[] for _ in works]
+        n, block = len(rows), self.target.block
+        torch.index_select(block.normed, 0, self._ints(rows), out=self._decided[:n])
+        self.target.choose(self._decided, n)
+        best = torch.zeros(n, dtype=torch.int32, device=self.device)
+        take(block.best, n, best)
+        greedy = best.tolist()
+        if min(greedy) < 0:
+            raise EngineBroken("the target's logits are not finite numbers (NaN or infinite)")
+        samplings = [work.request.sampling for work, count in zip(works, counts, strict=True) for _ in range(count)]
+        places = [work.end + i for work, count in zip(works, counts, strict=True) for i in range(count)]
+        tokens = iter(draw(block.logits[:n].float(), samplings, places, greedy))
+        return [[next(tokens) for _ in range(count)] for count in counts]
+
+    @torch.inference_mode()
+    def draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool], length: int) -> None:
+        """As in `runner`. Rows that were rejected stay as they are: the next ones overwrite them before they are
+        seen."""
+        assert isinstance(verified, VerifiedRows)
+        assert self.drafter is not None
+        following = np.zeros(verified.rows, dtype=np.int32)
+        for work, first in zip(works, verified.firsts, strict=True):
+            request = work.request
+            if not request.finish:
+                kept = request.tokens[work.start + 1 : request.computed + 1]
+                following[first : first + len(kept)] = kept
+                request.drafted = request.computed
+        if self.target.observed:
+            self.target.observed.fc_input = self.target.streams[: verified.rows].clone()
+        self.drafter.extend(self.target.streams, self._ints(following), verified.rows, verified.placing)
+        owners = [i for i, drafts in enumerate(drafting) if drafts]
+        if owners:
+            last = [verified.firsts[i] + works[i].request.computed - 1 - works[i].start for i in owners]
+            for i, drafts in zip(owners, self._chain([works[i] for i in owners], last, length, verified), strict=True):
+                works[i].request.proposals = drafts
+
+    def _chain(
+        self, works: Sequence[Work], last: Sequence[int], length: int, verified: VerifiedRows
+    ) -> list[list[int]]:
+        assert self.drafter is not None
+        drafter, batch = self.drafter, len(works)
+        context = max(work.request.computed for work in works) + length
+        ones, each = self._ints([1] * batch), self._ints(range(batch))
+        rows, lengths = self._ints(last), self._ints([work.request.computed for work in works])
+        drafter.first(rows, batch, verified.placing, Tiling(rows, ones, batch, 1, context, compact=True))
+        tables = np.array([padded(work.request.pages, self.width) for work in works], dtype=np.int32)
+        placing = Placing(torch.zeros_like(each), each, self._ints(tables))
+        drafts = torch.zeros(batch, length + 1, dtype=torch.int32, device=self.device)
+        for step in range(1, length):
+            column = drafts[:, step]
+            drafter.next(step, batch, column, column, lengths, placing, Tiling(each, ones, batch, 1, context))
+        take(drafter.block.best, batch, drafts[:, length], ids=drafter.drafter.ids)
+        proposals: list[list[int]] = drafts[:, 1:].tolist()
+        return proposals
+
+    @contextmanager
+    def observed(self) -> Iterator[Observed]:
+        """As in `runner`."""
+        observed = self.target.observed = Observed()
+        try:
+            yield observed
+        finally:
+            self.target.observed = None
+
+    def _ints(self, values: Sequence[int] | range | Ints) -> Tensor:
+        return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)

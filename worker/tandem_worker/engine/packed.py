@@ -1,0 +1,127 @@
+"""Weights as the kernels want them: products that share an input are one matrix.
+
+Packing happens once and keeps one copy: the modules' parameters become views of the packed matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tandem_worker.kernels.linear import Linear, Role
+from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.layers import MLP, Attention
+from tandem_worker.models.llama import Llama
+
+
+@dataclass(frozen=True)
+class Layer:
+    qkv: Linear  # [(Hq + 2 Hk) D, inputs]
+    out: Linear  # [H, Hq D]
+    gate_up: Linear  # [2 I, H]
+    down: Linear  # [H, I]
+    input_gain: Tensor  # [H]
+    mlp_gain: Tensor  # [H]
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+
+
+@dataclass(frozen=True)
+class PackedTarget:
+    shape: Shape
+    embedding: Tensor  # [V, H]
+    layers: tuple[Layer, ...]
+    gain: Tensor  # [H] of the final norm
+    head: Linear  # [V, H]
+
+
+@dataclass(frozen=True)
+class PackedDrafter:
+    shape: Shape
+    embedding: Tensor  # [V, H]
+    fc: Linear  # [H, streams * H of the target]
+    layer: Layer
+    gains: tuple[Tensor, Tensor]  # of embedding and feature
+    gain: Tensor  # [H] of the final norm
+    head: Linear  # [Vd, H]
+    ids: Tensor  # [Vd] int32, the target's
+    norm_first: bool
+
+
+def pack_target(llama: Llama) -> PackedTarget:
+    target, body = llama.target, llama.model
+    shape = Shape(
+        target.hidden_size,
+        target.intermediate_size,
+        target.heads,
+        target.kv_heads,
+        target.head_dim,
+        target.rms_norm_eps,
+        target.rope_theta,
+    )
+    decoder_layers: Any = body.layers
+    layers = tuple(
+        _layer(layer.self_attn, layer.mlp, layer.input_layernorm.weight, layer.post_attention_layernorm.weight)
+        for layer in decoder_layers
+    )
+    head = Linear(llama.lm_head.weight, Role.HEAD)
+    return PackedTarget(shape, body.embed_tokens.weight, layers, body.norm.weight, head)
+
+
+def pack_drafter(eagle3: Eagle3) -> PackedDrafter:
+    drafter, middle = eagle3.drafter, eagle3.midlayer
+    shape = Shape(
+        drafter.hidden_size,
+        drafter.intermediate_size,
+        drafter.heads,
+        drafter.kv_heads,
+        drafter.head_dim,
+        drafter.rms_norm_eps,
+        drafter.rope_theta,
+    )
+    gains = middle.input_layernorm.weight, middle.hidden_norm.weight
+    return PackedDrafter(
+        shape,
+        eagle3.embed_tokens.weight,
+        Linear(eagle3.fc.weight, Role.OUT),
+        _layer(middle.self_attn, middle.mlp, gains[0], middle.post_attention_layernorm.weight),
+        gains,
+        eagle3.norm.weight,
+        Linear(eagle3.lm_head.weight, Role.HEAD),
+        eagle3.target_ids.to(torch.int32),
+        eagle3.norm_before_residual,
+    )
+
+
+def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor) -> Layer:
+    return Layer(
+        Linear(_pack([attention.q_proj, attention.k_proj, attention.v_proj]), Role.QKV),
+        Linear(attention.o_proj.weight, Role.OUT),
+        Linear(_pack([mlp.gate_proj, mlp.up_proj]), Role.GATE_UP),
+        Linear(mlp.down_proj.weight, Role.DOWN),
+        input_gain,
+        mlp_gain,
+    )
+
+
+def _pack(linears: Sequence[nn.Linear]) -> Tensor:
+    packed = torch.cat([linear.weight for linear in linears])
+    first = 0
+    for linear in linears:
+        rows = linear.out_features
+        linear.weight = nn.Parameter(packed[first : first + rows], requires_grad=False)
+        first += rows
+    return packed
