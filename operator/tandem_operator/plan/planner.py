@@ -87,7 +87,7 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     status, window, verdict = guard.look_at_stable(context, status, stable)
     if verdict is None:
         return status
-    if window.counts.drafts:
+    if window.counts.drafts >= context.observed.resource.spec.rollout.analysis.minimum_drafts:
         shown = acceptance(window, guard.speed_of(context, stable))
         status = status.model_copy(update={"acceptance": shown})
     if verdict.outcome == Outcome.HEALTHY:
