@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+OTHERS = {"amd", "rocm", "xpu", "cpu", "tpu"}
+
 
 class ClassDef(NamedTuple):
     node: ast.ClassDef
@@ -17,15 +19,19 @@ class ClassDef(NamedTuple):
 
 
 class Models:
-    """All classes of a folder of model files, and with `deep` of the folders in it."""
+    """All classes of a folder of model files, and with `deep` of the folders in it, but those of other makers' chips.
+    What is not found is looked for in `beyond`.
+    """
 
-    def __init__(self, folder: Path, deep: bool = False) -> None:
-        self.folder, self.deep = folder, deep
+    def __init__(self, folder: Path, deep: bool = False, beyond: Models | None = None) -> None:
+        self.folder, self.deep, self.beyond = folder, deep, beyond
+        self._imports: dict[str, dict[str, tuple[str, str]]] = {}
 
     @cached_property
     def trees(self) -> dict[str, ast.Module]:
         files = self.folder.rglob("*.py") if self.deep else self.folder.glob("*.py")
-        return {".".join(_steps(file, self.folder)): ast.parse(file.read_bytes()) for file in sorted(files)}
+        steps = {file: _steps(file, self.folder) for file in sorted(files)}
+        return {".".join(path): ast.parse(file.read_bytes()) for file, path in steps.items() if not OTHERS & {*path}}
 
     @cached_property
     def classes(self) -> dict[tuple[str, str], ClassDef]:
@@ -45,7 +51,11 @@ class Models:
         if origin and origin in self.classes:
             return self.classes[origin]
         found = [known for (_, other), known in self.classes.items() if other == name]
-        return found[0] if found else None
+        if found:
+            return found[0]
+        if name in self.renamed:
+            return self.find(self.renamed[name])
+        return self.beyond.find(name) if self.beyond is not None else None
 
     def lineage(self, start: ClassDef) -> Iterator[ClassDef]:
         """A class and what it inherits from, nearest first."""
@@ -69,13 +79,24 @@ class Models:
                     return owner, node
         return None
 
+    @cached_property
+    def renamed(self) -> dict[str, str]:
+        """Names that an import gives to a class -> the class's own."""
+        names = (item for module in self.trees for item in self._imported(module).items())
+        return {name: original for name, (_, original) in names if name != original}
+
     def _imported(self, module: str) -> dict[str, tuple[str, str]]:
+        if module not in self._imports:
+            self._imports[module] = self._read_imports(module)
+        return self._imports[module]
+
+    def _read_imports(self, module: str) -> dict[str, tuple[str, str]]:
         """name -> (file, name there)"""
         tree = self.trees.get(module)
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)] if tree else []
         return {
             alias.asname or alias.name: ((node.module or "").rsplit(".", 1)[-1], alias.name)
-            for node in imports
+            for node in reversed(imports)  # of two imports under one name, the first: the one for CUDA
             for alias in node.names
         }
 

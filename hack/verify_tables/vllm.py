@@ -77,7 +77,7 @@ class Registry:
         folder = self.models.folder / module
         if module.startswith("vllm."):
             folder = self.root / module.replace(".", "/")
-        return Models(folder, deep=True) if folder.is_dir() else None
+        return Models(folder, deep=True, beyond=self.models) if folder.is_dir() else None
 
     @staticmethod
     def _literal(node: ast.Dict) -> dict[str, Any]:
