@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from tandem_worker.checkpoint import strict_json
@@ -58,9 +58,11 @@ def open_checkpoint(path: Path, weights_expected: bool = True) -> Checkpoint:
         if not files:
             raise CheckpointError(_no_weights(path, names))
         shards = _read_shards(path, files)
-        tensors = _merge(shards)
-        findings = [*_compare(index, shards, index_file)] if index_file else []
-    return Checkpoint(path, config, shards, tensors, index_file, (*findings, *_links(path, shards)))
+        agreed = index_file is not None and _as_listed(index, shards, index_file)
+        if not agreed:  # an index that agrees names each tensor once
+            _check_distinct(shards)
+        findings = [*_compare(index, shards, index_file)] if index_file and not agreed else []
+    return Checkpoint(path, config, shards, Tensors(shards), index_file, (*findings, *_links(path, shards)))
 
 
 @contextmanager
@@ -125,7 +127,7 @@ def _no_weights(path: Path, names: list[str]) -> Finding:
     return error("TDM-WEIGHTS-MISSING", message, file=path, expected="*.safetensors", action=REFETCH)
 
 
-def _read_index(file: Path) -> dict[str, str]:
+def _read_index(file: Path) -> Mapping[str, str]:
     """Tensor name -> shard name."""
     try:
         data = read_bytes(file, LARGEST_INDEX_BYTES)
@@ -138,7 +140,7 @@ def _read_index(file: Path) -> dict[str, str]:
     if not _names_files(entries.values()):
         name = next(name for name, shard in entries.items() if not _names_files([shard]))
         raise _index_malformed(file, f"{printable(name, 100)} is not in a file of this folder")
-    return dict(zip(entries, map(sys.intern, entries.values()), strict=True))  # type: ignore[arg-type]  # all are str
+    return entries  # type: ignore[return-value]  # all values are str
 
 
 def _names_files(values: Collection[object]) -> bool:
@@ -221,24 +223,53 @@ def _links(path: Path, shards: Iterable[Shard]) -> Iterable[Finding]:
             return
 
 
-def _merge(shards: Sequence[Shard]) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
+class Tensors(Mapping[str, TensorInfo]):
+    """Of all shards. A name is looked for in one shard after the other: there are few of either."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._parts = [shard.tensors for shard in shards]
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        for part in self._parts:
+            if name in part:
+                return part[name]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part for part in self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+
+def _check_distinct(shards: Sequence[Shard]) -> None:
+    """Raises CheckpointError for a tensor that two shards hold."""
+    seen: dict[str, Shard] = {}
     for shard in shards:
-        for name in sorted(shard.tensors.keys() & tensors.keys()):
-            message = f"{name} is in {tensors[name].file.name} and in {shard.file.name}; which one counts is unclear."
+        for name in sorted(seen.keys() & shard.tensors.keys()):
+            message = f"{name} is in {seen[name].file.name} and in {shard.file.name}; which one counts is unclear."
             action = "Remove the file that does not belong to the checkpoint."
             raise CheckpointError(error("TDM-TENSOR-TWICE", message, file=shard.file, where=name, action=action))
-        tensors.update(shard.tensors)
-    return tensors
+        seen.update(dict.fromkeys(shard.tensors, shard))
+
+
+def _as_listed(index: Mapping[str, str], shards: Sequence[Shard], file: Path) -> bool:
+    """Whether the headers hold exactly what the index says."""
+    if len(index) != sum(len(shard.tensors) for shard in shards):
+        return False
+    return all(set(map(index.get, shard.tensors)) == {_listed_as(shard, file)} for shard in shards)
+
+
+def _listed_as(shard: Shard, index_file: Path) -> str:
+    return shard.file.relative_to(index_file.parent).as_posix()
 
 
 def _compare(index: Mapping[str, str], shards: Iterable[Shard], file: Path) -> Iterable[Finding]:
     """Index against headers. Raises CheckpointError where a loader that trusts the index would fail."""
-    named = {shard.file.relative_to(file.parent).as_posix(): shard.tensors for shard in shards}
-    as_listed = all(set(map(index.get, tensors)) == {name} for name, tensors in named.items())
-    if as_listed and len(index) == sum(map(len, named.values())):
-        return
-    holds = {tensor: name for name, tensors in named.items() for tensor in tensors}
+    holds = {name: _listed_as(shard, file) for shard in shards for name in shard.tensors}
     astray = [name for name, shard in index.items() if holds.get(name) != shard]
     if astray:
         message = f"{file.name} names tensors that are not in the files it says: {listed(astray)}."

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from math import prod
 from operator import itemgetter
 from pathlib import Path
@@ -60,6 +59,29 @@ class TensorInfo(NamedTuple):
     end: int
 
 
+class ShardTensors(Mapping[str, TensorInfo]):
+    """The tensors of one file by name, kept as columns: few of a large target's are ever asked for."""
+
+    def __init__(self, file: Path, names: Iterable[str], dtypes: list[str], shapes: list[Shape], places: Spans) -> None:
+        """`places` [tensors, 2]: begin and end from the beginning of the file."""
+        self._file, self._dtypes, self._shapes, self._places = file, dtypes, shapes, places
+        self._rows = dict(zip(names, range(len(dtypes)), strict=True))
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        row = self._rows[name]
+        start, end = self._places[row].tolist()
+        return TensorInfo(name, self._dtypes[row], self._shapes[row], self._file, start, end)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
 @dataclass(frozen=True)
 class Shard:
     """One safetensors file."""
@@ -67,7 +89,7 @@ class Shard:
     file: Path
     size_bytes: int
     header_sha256: str
-    tensors: Mapping[str, TensorInfo]
+    tensors: ShardTensors
 
 
 def read_shard(file: Path) -> Shard:
@@ -126,7 +148,7 @@ def _not_safetensors(start: bytes, size_bytes: int) -> tuple[str, str] | None:
     return None
 
 
-def _tensors(entries: Mapping[str, Any], file: Path, data_start: int, size_bytes: int) -> dict[str, TensorInfo]:
+def _tensors(entries: Mapping[str, Any], file: Path, data_start: int, size_bytes: int) -> ShardTensors:
     """The header is tested as a whole, column by column: a large target has hundreds of thousands of entries. Only when
     that fails are the entries looked at one by one, to name the one that is wrong.
     """
@@ -135,9 +157,7 @@ def _tensors(entries: Mapping[str, Any], file: Path, data_start: int, size_bytes
         raise _fault(entries, file)
     dtypes, shapes, spans = columns
     _check_cover(list(entries), spans, data_start, size_bytes, file)
-    starts, ends = (spans + data_start).T.tolist()
-    rows = zip(entries, dtypes, shapes, repeat(file), starts, ends, strict=False)
-    return dict(zip(entries, map(partial(tuple.__new__, TensorInfo), rows), strict=True))
+    return ShardTensors(file, entries, dtypes, shapes, spans + data_start)
 
 
 def _columns(entries: Mapping[str, Any]) -> tuple[list[str], list[Shape], Spans] | None:

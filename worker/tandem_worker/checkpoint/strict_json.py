@@ -26,7 +26,8 @@ def parse(data: bytes) -> Json:
     layout = orjson.OPT_INDENT_2 if data.startswith(b'{\n  "') else None  # an index file; headers have no spaces
     try:
         value: Json = orjson.loads(data)
-        if orjson.dumps(value, option=layout) == data.rstrip(b" \n"):
+        written = orjson.dumps(value, option=layout)
+        if data.startswith(written) and not data[len(written) :].strip(b" \n"):
             return value
     except orjson.JSONDecodeError:
         pass

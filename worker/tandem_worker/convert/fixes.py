@@ -124,7 +124,7 @@ def offsets(draft: Draft) -> None:
     wanted = np.flatnonzero(marked)
     if np.array_equal(np.sort(ids), wanted) and not np.array_equal(np.sort(ids + places), wanted):
         offset = (ids - places).astype("<i8")
-        name = next(name for name, entry in draft.tensors.items() if entry.source is tensor)
+        name = next(name for name, entry in draft.tensors.items() if entry.source == tensor)
         draft.tensors[name] = Entry(tensor._replace(dtype="I64"), offset.tobytes())
         draft.changes.append(Change(name, "target ids", "offsets", "t2d marks exactly these ids"))
 
