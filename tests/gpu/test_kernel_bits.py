@@ -13,6 +13,7 @@ from tandem_worker.kernels import attention
 from tandem_worker.kernels.attention import GROUP, Partials, Placing, Span, Tiling
 from tandem_worker.kernels.linear import PREFILL, TILES, Linear, Role
 from tandem_worker.kernels.norm import add_norm
+from tandem_worker.kernels.rope import rotate
 
 if TYPE_CHECKING:
     from gpu.conftest import Count
@@ -30,11 +31,19 @@ SHAPES = {
 }
 ROWS = 600
 LAUNCHES = [
-    (tokens, span, warps, stages)
-    for tokens in (1, 4, 8, 32)
-    for span in Span
-    for warps, stages in ((2, 2), (4, 3), (8, 2))
-]  # of attention
+    (1, Span.ATOM, 4, 3),
+    (1, Span.GROUP, 2, 2),
+    (1, Span.ALL, 8, 2),
+    (4, Span.ATOM, 8, 2),
+    (4, Span.ALL, 4, 3),
+    (8, Span.ATOM, 4, 1),
+    (8, Span.GROUP, 4, 1),
+    (8, Span.ALL, 4, 1),
+    (32, Span.ATOM, 8, 2),
+    (32, Span.GROUP, 8, 2),
+    (32, Span.ALL, 8, 2),
+]
+"""Of attention: tokens of a tile, span, warps, stages."""
 
 
 def heavy(*shape: int) -> Tensor:
@@ -96,6 +105,29 @@ def test_norm(count: Count) -> None:
     whole = normed(torch.arange(256, device=DEVICE))
     differing = sum(int((normed(rows) != whole[rows]).sum()) for rows in torch.arange(256, device=DEVICE).split(3))
     count("rows of 3 against 256", differing, whole.numel())
+
+
+def test_rope(count: Count) -> None:
+    torch.manual_seed(4)
+    rows, heads, kv_heads, head_dim, page = 256, 32, 8, 128, 64
+    partials = torch.randn(2, rows, (heads + 2 * kv_heads) * head_dim, device=DEVICE)
+    angles = torch.arange(rows, device=DEVICE)[:, None] * 500000.0 ** (-torch.arange(64, device=DEVICE) / 64)
+    places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    tables = torch.arange(4, dtype=torch.int32, device=DEVICE)[None]
+
+    def rotated(step: int) -> Tensor:
+        q = torch.empty(rows, heads * head_dim, device=DEVICE, dtype=BF16)
+        keys, values = torch.empty(2, 4, kv_heads, page, head_dim, device=DEVICE, dtype=BF16)
+        for first in range(0, rows, step):
+            some = slice(first, first + step)
+            placing = Placing(places[some], torch.zeros_like(places[some]), tables)
+            part = partials[:, some].contiguous()
+            rotate(part, 2, q[some], keys, values, placing, (angles.cos(), angles.sin()), step, kv_heads)
+        return torch.cat([q.flatten(), keys.flatten(), values.flatten()])
+
+    whole = rotated(rows)
+    differing = sum(int((rotated(step) != whole).sum()) for step in (1, 32, 64))
+    count("rows at once", differing, 3 * whole.numel())
 
 
 def test_attention(count: Count) -> None:

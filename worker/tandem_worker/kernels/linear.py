@@ -89,7 +89,7 @@ TILES: dict[int, dict[Role, Tile]] = {
 PREFILL: dict[Role, Tile] = {
     Role.QKV: Tile(128, 128, 64, 4, 8, both=True),
     Role.OUT: Tile(128, 128, 64, 4, 8, both=True),
-    Role.GATE_UP: Tile(128, 128, 64, 3, 8),
+    Role.GATE_UP: Tile(128, 128, 64, 4, 8),
     Role.DOWN: Tile(128, 128, 64, 4, 8, both=True),
     Role.HEAD: Tile(128, 256, 64, 3, 8),
 }

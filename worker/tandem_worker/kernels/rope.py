@@ -3,20 +3,30 @@
 
 Shapes. partials [S, M, (Hq + 2 Hk) D] float32 as the qkv product left them; q out [M, Hq, D]; cosines and sines
 [positions, D / 2] float32; caches [pages, Hk, PAGE, D]; positions [M] and owners [M], the row of `tables` [owners,
-width] that holds the pages of the row's request. Program (row, HEADS key heads): one of few rows, all of many. Cost: it
+width] that holds the pages of the row's request. Program (row, key head). Cost: it
 reads its partials once, about 2 us.
 
-Bits. Every output comes from its own two inputs; nothing is summed across a row.
+Bits. Every output comes from its own two inputs, by one product and one fused multiply-add that are written out: left
+to the compiler, two forms of this kernel fused differently, and texts differed with them.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels.launch import is_interpreted, launch, power_of_2
+from tandem_worker.kernels.launch import launch, power_of_2
 
-MANY_ROWS = 4 if is_interpreted() else 64
-"""From here on a program takes a whole row."""
+
+@triton.jit
+def _plus(a, b, c, d):
+    """a b + c d"""
+    return tl.fma(a, b, c * d)
+
+
+@triton.jit
+def _minus(a, b, c, d):
+    """a b - c d"""
+    return tl.fma(a, b, -(c * d))
 
 
 @triton.jit(do_not_specialize=["M", "WIDTH"])
@@ -33,7 +43,6 @@ def _rotate(
     M,
     WIDTH,
     HK: tl.constexpr,
-    HEADS: tl.constexpr,
     G: tl.constexpr,
     G_PADDED: tl.constexpr,
     D: tl.constexpr,
@@ -42,24 +51,23 @@ def _rotate(
     PDL: tl.constexpr,
 ):
     m = tl.program_id(0).to(tl.int64)
-    h0 = tl.program_id(1) * HEADS
+    h = tl.program_id(1)
     HALF: tl.constexpr = D // 2
     ROW: tl.constexpr = (HK * G + 2 * HK) * D
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     i = tl.arange(0, HALF)[None, :]
-    r = tl.arange(0, HEADS * G_PADDED)[:, None]
-    h = h0 + tl.arange(0, HEADS)[:, None]
-    there = (r % G_PADDED < G) & (i < HALF)
-    q_at = ((h0 + r // G_PADDED) * G + r % G_PADDED) * D + i
+    g = tl.arange(0, G_PADDED)[:, None]
+    there = (g < G) & (i < HALF)
+    q_at = (h * G + g) * D + i
     k_at = (HK * G + h) * D + i
-    q_low = tl.zeros([HEADS * G_PADDED, HALF], tl.float32)
-    q_high = tl.zeros([HEADS * G_PADDED, HALF], tl.float32)
-    k_low = tl.zeros([HEADS, HALF], tl.float32)
-    k_high = tl.zeros([HEADS, HALF], tl.float32)
-    v_low = tl.zeros([HEADS, HALF], tl.float32)
-    v_high = tl.zeros([HEADS, HALF], tl.float32)
+    q_low = tl.zeros([G_PADDED, HALF], tl.float32)
+    q_high = tl.zeros([G_PADDED, HALF], tl.float32)
+    k_low = tl.zeros([1, HALF], tl.float32)
+    k_high = tl.zeros([1, HALF], tl.float32)
+    v_low = tl.zeros([1, HALF], tl.float32)
+    v_high = tl.zeros([1, HALF], tl.float32)
     for s in tl.static_range(S):
         row = partial_ptr + (s * M + m) * ROW
         q_low += tl.load(row + q_at, mask=there, other=0.0)
@@ -76,11 +84,11 @@ def _rotate(
     page = tl.load(table_ptr + owner * WIDTH + position // PAGE).to(tl.int64)
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     q = q_ptr + m * HK * G * D + q_at
-    tl.store(q, (q_low * cos - q_high * sin).to(dtype), mask=there)
-    tl.store(q + HALF, (q_high * cos + q_low * sin).to(dtype), mask=there)
+    tl.store(q, _minus(q_low, cos, q_high, sin).to(dtype), mask=there)
+    tl.store(q + HALF, _plus(q_high, cos, q_low, sin).to(dtype), mask=there)
     at = ((page * HK + h) * PAGE + position % PAGE) * D + i
-    tl.store(k_ptr + at, (k_low * cos - k_high * sin).to(dtype))
-    tl.store(k_ptr + at + HALF, (k_high * cos + k_low * sin).to(dtype))
+    tl.store(k_ptr + at, _minus(k_low, cos, k_high, sin).to(dtype))
+    tl.store(k_ptr + at + HALF, _plus(k_high, cos, k_low, sin).to(dtype))
     tl.store(v_ptr + at, v_low.to(dtype))
     tl.store(v_ptr + at + HALF, v_high.to(dtype))
 
@@ -89,10 +97,9 @@ def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) ->
     """placing: `Placing`, with positions, owners and tables; rotary: cosines and sines; keys, values: one layer's."""
     page, head_dim = keys.shape[-2:]
     group = q.shape[-1] // head_dim // kv_heads
-    heads = kv_heads if rows >= MANY_ROWS and kv_heads == power_of_2(kv_heads) else 1
     launch(
         _rotate,
-        (rows, kv_heads // heads),
+        (rows, kv_heads),
         partials,
         q,
         keys,
@@ -103,9 +110,8 @@ def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) ->
         *rotary,
         rows,
         placing.tables.shape[1],
-        warps=2 if heads == 1 else 8,
+        warps=2,
         HK=kv_heads,
-        HEADS=heads,
         G=group,
         G_PADDED=power_of_2(group),
         D=head_dim,
