@@ -364,8 +364,8 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **told: str) -> subprocess.Popen[str]:
-        hack = str(Path(__file__).parents[2] / "hack")
-        environment = os.environ | {"PYTHONPATH": hack} | {f"SIM_{name.upper()}": value for name, value in told.items()}
+        variables = {f"SIM_{name.upper()}": value for name, value in told.items()}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
         command = [sys.executable, "-m", "simulator", *SERVE, *arguments]
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         return started[-1]
