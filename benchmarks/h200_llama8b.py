@@ -241,10 +241,6 @@ def main() -> None:
         assert engine.rounds
         if not rows:
             report["seconds_to_engine"] = time.perf_counter() - started  # weights are made, not read
-            begun = time.perf_counter()
-            engine.prepare()
-            report["seconds_to_capture"] = {"graphs": len(engine.rounds._graphs), "s": time.perf_counter() - begun}
-            print(json.dumps(report["seconds_to_capture"]), flush=True)
             report["ceilings"] = ceilings(engine)
             print(json.dumps(report["ceilings"]), flush=True)
             rows += [measure(engine, batch, 0, options.seconds) for batch in BATCHES]

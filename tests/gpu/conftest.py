@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,29 +18,44 @@ RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu-check.json"
 Count = Callable[[str, int, int], None]
 
 
-@pytest.fixture(scope="session")
-def counts() -> Iterator[dict[str, dict[str, int]]]:
-    """Exact counts by test, written to benchmarks/results at the end."""
-    counts: dict[str, dict[str, int]] = {}
-    yield counts
-    import triton
+COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
+"""Exact counts by test, of all workers in the end."""
 
-    report = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "differing": counts,
-    }
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COUNTS] = {}
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[COUNTS].update(node.workeroutput["counts"])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    counts = session.config.stash[COUNTS]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["counts"] = counts
+    elif counts:
+        import triton
+
+        report = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "tests": session.testscollected,
+            "failed": session.testsfailed,
+            "counts": dict(sorted(counts.items())),
+        }
+        RESULT.write_text(json.dumps(report, indent=1) + "\n")
 
 
 @pytest.fixture
-def count(counts: dict[str, dict[str, int]], request: pytest.FixtureRequest) -> Count:
+def count(request: pytest.FixtureRequest) -> Count:
     """count(what, differing, of) asserts that nothing differs, and keeps the figures."""
 
     def count(what: str, differing: int, of: int) -> None:
-        counts[f"{request.node.name}: {what}"] = {"differ": differing, "of": of}
+        request.config.stash[COUNTS][f"{request.node.name}: {what}"] = {"differ": differing, "of": of}
         assert of > 0
         assert differing == 0, what
 

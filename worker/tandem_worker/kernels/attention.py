@@ -95,11 +95,18 @@ def _attend(
     tile = tl.program_id(2)
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    first = tl.load(tile_row_ptr + tile)
     count = tl.load(tile_count_ptr + tile)
+    if COMPACT:  # a kernel chose the rows; else the host did, before any kernel was launched
+        if PDL:
+            gdc_wait()
+        first = tl.load(tile_row_ptr + tile)
+        owner = tl.load(owner_ptr + first)
+    else:
+        first = tl.load(tile_row_ptr + tile)
+        owner = tl.load(owner_ptr + first)
+        if PDL:
+            gdc_wait()
     position = tl.load(position_ptr + first)
-    owner = tl.load(owner_ptr + first)
     keys = position + count  # seen by the tile's last row
     start = 0
     end = keys
@@ -189,9 +196,16 @@ def _combine(
     t = tl.program_id(1) % TOKENS
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    first = tl.load(tile_row_ptr + tile)
-    if t < tl.load(tile_count_ptr + tile):
+    count = tl.load(tile_count_ptr + tile)
+    if COMPACT:
+        if PDL:
+            gdc_wait()
+        first = tl.load(tile_row_ptr + tile)
+    else:
+        first = tl.load(tile_row_ptr + tile)
+        if PDL:
+            gdc_wait()
+    if t < count:
         # a row that nobody reads may stand behind what the launch was made for
         splits = tl.minimum(tl.cdiv(tl.load(position_ptr + first) + t + 1, POSITIONS), SPLITS)
         d = tl.arange(0, D)
