@@ -22,8 +22,9 @@ demo: venv kube ## four acts on a real API server, judged by themselves (KEEP=1 
 demo-down: venv ## stop what `make demo KEEP=1` left
 	@$(RUN) demo down
 
-test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose)
-	@$(RUN) pytest $(PYTEST)
+# Four at once on two cores: the cluster tests mostly wait for pods, the unit tests take what is left.
+test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
+	@$(RUN) pytest -n 4 $(PYTEST)
 
 gpu-check: ## the kernels' and the engine's bits on one GPU, with this python3; writes benchmarks/results/gpu-check.json
 	PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" python3 -m pytest -n 4 tests/gpu
