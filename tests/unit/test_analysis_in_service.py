@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandem_operator.api.status import Outcome
-from tandem_operator.plan.analysis.speed import StepTimes
+from tandem_operator.engines.reading import StepTimes
 from tandem_operator.plan.observed import Worker
 from tandem_worker.contract import ProbeResult, ValidationReport
 from unit.world import HEALTHY, WEAK, Life, World, fits, spec

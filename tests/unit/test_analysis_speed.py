@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem_operator.plan.analysis.speed import StepTimes, compare, too_slow
+from tandem_operator.engines.reading import StepTimes
+from tandem_operator.plan.analysis.speed import compare, too_slow
 
 
 def times(batch: int, rounds: int, verify: float, draft: float, plain_steps: int, plain: float) -> list[StepTimes]:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tandem_operator.api.status import Counts, Tally, Window
 from tandem_operator.engines import builtin
+from tandem_operator.engines.reading import StepTimes
 from tandem_operator.plan.analysis import evidence
 from tandem_operator.plan.analysis.evidence import FROZEN_LOOKS, Reading
-from tandem_operator.plan.analysis.speed import StepTimes
 from tandem_operator.plan.conditions import TYPES, Seen, merge
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

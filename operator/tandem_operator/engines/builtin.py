@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from tandem_operator import names
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
-from tandem_operator.plan.analysis.speed import StepTimes
+from tandem_operator.engines.reading import StepTimes
 from tandem_worker.contract import WORKER_PORT, Metric, Origin
 
 TARGET_MOUNT, DRAFTER_MOUNT, KEY_MOUNT = "/models/target", "/models/drafter", "/etc/tandem"

@@ -9,7 +9,7 @@ from typing import Any
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
-from tandem_operator.plan.analysis.speed import StepTimes
+from tandem_operator.engines.reading import StepTimes
 from tandem_worker.contract import ValidationReport, WorkerFailure, WorkerStatus
 
 

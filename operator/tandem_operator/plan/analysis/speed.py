@@ -20,18 +20,11 @@ from collections.abc import Iterable
 from math import exp, sqrt
 from typing import NamedTuple
 
+from tandem_operator.engines.reading import StepTimes
+
 ENOUGH_ROUNDS, ENOUGH_PLAIN_STEPS = 200, 30
 SPREAD = 0.5
 ERRORS = 4
-
-
-class StepTimes(NamedTuple):
-    """Of one pod, phase and batch size."""
-
-    phase: str  # verify, draft or plain
-    batch: int
-    steps: int
-    seconds: float  # sum
 
 
 class Speed(NamedTuple):
