@@ -23,6 +23,7 @@ from tandem_worker.finding import Finding
 
 TEXT_LEVELS = ("text_config", "llm_config", "language_config")
 DRAFTER_LEVELS = ("transformer_layer_config", "text_config", "model")
+GUESSED_HEAD_DIM = "hidden_size / num_attention_heads"
 ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention", "local_attention")
 
 
@@ -188,13 +189,18 @@ def _dimensions(levels: Levels, model_type: str, top: Config) -> Dimensions:
     hidden, heads = levels.integer("hidden_size"), levels.integer("num_attention_heads")
     head_dim = levels.integer("head_dim", default=default("head_dim"), whose=whose)
     if head_dim.value is None and hidden.value and heads.value:
-        head_dim = Fact(max(hidden.value // heads.value, 1), "", "hidden_size / num_attention_heads")
-    theta = class_default(model_type, "rope_theta")
+        head_dim = Fact(max(hidden.value // heads.value, 1), "", GUESSED_HEAD_DIM)
+    kv_heads = default("num_key_value_heads")
+    if kv_heads is None or levels.null("num_key_value_heads"):
+        kv_heads, whose_kv = heads.value, "num_attention_heads"
+    else:
+        whose_kv = whose
+    theta, tie = (class_default(model_type, name) for name in ("rope_theta", "tie_word_embeddings"))
     return Dimensions(
         hidden_size=hidden,
         intermediate_size=levels.integer("intermediate_size"),
         heads=heads,
-        kv_heads=levels.integer("num_key_value_heads", default=heads.value, whose="num_attention_heads"),
+        kv_heads=levels.integer("num_key_value_heads", default=kv_heads, whose=whose_kv),
         head_dim=head_dim,
         layers=levels.integer("num_hidden_layers", "n_layers", "num_layers"),
         vocab_size=levels.integer("vocab_size", default=default("vocab_size"), whose=whose),
@@ -203,7 +209,7 @@ def _dimensions(levels: Levels, model_type: str, top: Config) -> Dimensions:
         ),
         rope=read_rope(levels, theta, whose),
         dtype=_dtype(levels),
-        tie=levels.boolean("tie_word_embeddings"),
+        tie=levels.boolean("tie_word_embeddings", default=None if tie is None else bool(tie), whose=whose),
         quantization=_quantization(levels, Levels([top], levels.problems)),
     )
 

@@ -37,7 +37,7 @@ def read_rope(levels: Levels, default_theta: float | None, whose: str) -> Rope:
         if theta.value is not None:
             thetas.append(Fact(theta.value, theta.where))
         scaling = scaling or inner
-    theta_fact: Fact[float | None] = Fact(default_theta, "", whose)
+    theta_fact: Fact[float | None] = Fact(default_theta, "", whose if default_theta is not None else "")
     if thetas:
         theta_fact = Fact(thetas[0].value, thetas[0].where)
     if scaling is None:

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tandem_worker.checkpoint import TensorInfo
-from tandem_worker.checkpoint.declared import IDS
+from tandem_worker.checkpoint.declared import GUESSED_HEAD_DIM, IDS
 from tandem_worker.checkpoint.errors import Place, error, warning
+from tandem_worker.checkpoint.levels import Fact
 from tandem_worker.checks.pairing import Pairing, packed
 from tandem_worker.finding import Finding
 
@@ -162,7 +163,7 @@ def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Iterable[Findin
     if pairing.stored_hidden:
         yield _field_or_tensor(pairing, "hidden_size", wrong["hidden_size"])
         wrong = {source: mismatches for source, mismatches in wrong.items() if "hidden" not in source}
-        if not pairing.drafter.head_dim.declared:  # guessed from it
+        if pairing.drafter.head_dim.default_of == GUESSED_HEAD_DIM:
             wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
     head_dim = _guessed_head_dim(pairing, wrong)
     if head_dim is not None:
@@ -191,7 +192,9 @@ def vocabulary_disagrees(pairing: Pairing) -> bool:
 
 
 def _guessed_head_dim(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Finding | None:
-    """Without `head_dim` it is guessed as hidden / heads, which is wrong for gpt-oss, Qwen3 and Gemma drafters."""
+    """Without `head_dim` it is the config class's default, or else guessed as hidden / heads, which is wrong for
+    drafters of gpt-oss, Qwen3 and Gemma whose config says that they are Llamas.
+    """
     drafter, heads = pairing.drafter, pairing.drafter.heads.value
     mismatches = wrong.get("num_attention_heads x head_dim")
     if drafter.head_dim.declared or not mismatches or not heads:
@@ -200,7 +203,7 @@ def _guessed_head_dim(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Fin
     stored = f"{rows / heads:g}"
     return error(
         "TDM-HEAD-DIM-GUESSED",
-        f"The config has no head_dim; hidden / heads gives {drafter.head_dim.value}, the tensors say {stored}: "
+        f"The config has no head_dim; {_whose(drafter.head_dim)} {drafter.head_dim.value}, the tensors say {stored}: "
         f"{mismatches[0].tensor.name} is {list(mismatches[0].tensor.shape)}.",
         file=pairing.config_file,
         where="head_dim",
@@ -208,6 +211,10 @@ def _guessed_head_dim(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Fin
         expected=stored,
         action=f'Add "head_dim": {stored} to the drafter\'s config.json.',
     )
+
+
+def _whose(head_dim: Fact[int | None]) -> str:
+    return "hidden / heads gives" if head_dim.default_of == GUESSED_HEAD_DIM else f"the {head_dim.default_of} is"
 
 
 def _field_or_tensor(pairing: Pairing, source: str, mismatches: list[Mismatch]) -> Finding:
