@@ -27,7 +27,7 @@ test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to cho
 	@$(RUN) pytest -n 4 $(PYTEST)
 
 gpu-check: ## the kernels' and the engine's bits on one GPU, with this python3; writes benchmarks/results/gpu-check.json
-	PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" python3 -m pytest -n 4 tests/gpu
+	TANDEM_GPU=1 PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" python3 -m pytest -n 4 tests/gpu
 
 lint: venv ## ruff and mypy
 	@$(RUN) ruff check .
