@@ -1,5 +1,5 @@
-"""What needs a GPU: `make gpu-check`, which sets TANDEM_GPU. Elsewhere there is nothing here to collect, also on a machine
-with a GPU: the unit tests run the same kernels in the interpreter, and a process can have only one of both.
+"""What needs a GPU: `make gpu-check`, which sets TANDEM_GPU. Elsewhere there is nothing here to collect, also on a
+machine with a GPU: the unit tests run the same kernels in the interpreter, and a process can have only one of both.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ thread-safe: everything here happens in one thread (see `thread`).
 
 from __future__ import annotations
 
+import atexit
 import gc
 import time
 from collections.abc import Sequence
@@ -66,8 +67,9 @@ class Engine:
         """Whatever would make the first requests wait. Not needed, and nothing without a GPU."""
         if self.rounds and self.runner.device.type == "cuda":
             self.rounds.capture_all()
-        gc.collect()
-        gc.freeze()  # a full collection later on would hold up a round for a third of a second
+            gc.collect()
+            gc.freeze()  # a full collection later on would hold up a round for a third of a second
+            atexit.register(gc.unfreeze)
 
     @property
     def idle(self) -> bool:
