@@ -62,6 +62,7 @@ bench-static: venv ## time the static verdict on an 8B pair and on one of a tril
 
 verify-tables: venv ## run the engines' own code from their wheels and compare with the tables (fetches about 1.5 GB)
 	@$(RUN) verify_tables
+	@$(RUN) verify_tables.speculators
 
 fuzz: venv ## a million damaged headers and configs against the readers (FUZZ_RUNS=n)
 	@$(RUN) pip install --quiet --target build/atheris "atheris==3.0.0"

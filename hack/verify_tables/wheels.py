@@ -1,4 +1,4 @@
-"""Wheels of the engines, fetched once; only their Python sources are kept."""
+"""Wheels of the engines and of speculators, fetched once; only their Python sources are kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from setup.requirements import cache_dir
 
 PARTS = {
     "sglang": ("sglang/srt/",),
+    "speculators": ("speculators/", "speculators-"),
     "vllm": (
         "vllm/config/",
         "vllm/model_executor/model_loader/",
@@ -40,7 +41,8 @@ def sources(engine: str, version: str) -> Path:
         wheel = _download(engine, version, Path(scratch))
         unpacked = Path(scratch) / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.endswith(".py") and name.startswith(PARTS[engine])]
+            wanted = [name for name in archive.namelist() if name.startswith(PARTS[engine])]
+            names = [name for name in wanted if name.endswith((".py", ".dist-info/METADATA"))]
             archive.extractall(unpacked, names)
         shutil.move(unpacked, folder)
     return folder
