@@ -392,6 +392,15 @@ def test_speculation_switched_off_in_the_spec_is_a_revision_of_its_own_without_a
     assert world.speculating() == {False}
 
 
+@pytest.mark.parametrize(("limits", "device"), [({}, []), ({"cpu": 4}, []), ({"nvidia.com/gpu": 1}, ["--device=cuda"])])
+def test_a_worker_that_asks_for_a_gpu_runs_on_it(limits: dict[str, int], device: list[str]) -> None:
+    world = World(spec(resources={"limits": limits})).run(6)
+    assert world.last is not None
+    (deployment,) = [manifest for manifest in world.last.apply if manifest["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [argument for argument in container["args"] if argument.startswith("--device")] == device
+
+
 def test_old_revisions_are_trimmed_to_the_history_limit() -> None:
     world = served("a", revisionHistoryLimit=2)
     for drafter in "bcdef":

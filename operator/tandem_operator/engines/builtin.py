@@ -16,6 +16,7 @@ from tandem_worker.contract import WORKER_PORT, Metric, Origin
 
 TARGET_MOUNT, DRAFTER_MOUNT, KEY_MOUNT = "/models/target", "/models/drafter", "/etc/tandem"
 TERMINATION_LOG = "/dev/termination-log"
+GPU_PREFILL_CHUNK = 2048  # rows: a GPU is idle below that, a CPU would keep others waiting
 
 
 def serve_arguments(recipe: Recipe, revision: str, target_folder: str, drafter_folder: str | None) -> list[str]:
@@ -40,6 +41,8 @@ def serve_arguments(recipe: Recipe, revision: str, target_folder: str, drafter_f
         arguments.append(f"--target-fingerprint={recipe.fingerprints.target}")
         if recipe.speculates:
             arguments.append(f"--drafter-fingerprint={recipe.fingerprints.drafter}")
+    if any(name.startswith("nvidia.com/") for name in recipe.resources.limits):
+        arguments += ["--device=cuda", f"--prefill-chunk={GPU_PREFILL_CHUNK}"]
     return arguments
 
 
