@@ -51,6 +51,13 @@ CASES = [
         "",
         "",
     ),
+    (
+        "sglang@0.5.23",
+        "--speculative-token-map hot/freq_32768.pt",
+        "FitsWithWarnings",
+        "TDM-TOKEN-MAP",
+        "freq_32768.pt",
+    ),
     ("sglang@0.5.23", "--speculative-num-steps many", "DoesNotFit", "TDM-ARGUMENT-TYPE", "many"),
     ("sglang@0.5.23", "--tp 16", "FitsWithWarnings", "TDM-TENSOR-PARALLEL", "8 key-value heads"),
     ("vllm@0.33.0", "-tp 64", "DoesNotFit", "TDM-TENSOR-PARALLEL", "32 heads"),
