@@ -52,6 +52,56 @@ def test_a_pair_that_does_not_fit_gets_no_worker_and_what_serves_goes_on() -> No
     assert any(event.startswith("ValidatedDoesNotFit") for event in world.events)
 
 
+def fault(number: int, severity: Severity = Severity.ERROR) -> Finding:
+    return Finding("TDM-SHAPE-DIFFERS", severity, f"tensor {number} is wrong.", action="Export it again.")
+
+
+def found(*findings: Finding, verdict: Verdict = Verdict.DOES_NOT_FIT) -> ValidationReport:
+    return ValidationReport(verdict=verdict, mode="Static", summary="mistakes were found", findings=findings)
+
+
+def told(world: World) -> list[str]:
+    return [event for event in world.events if event.startswith("ShapeDiffers")]
+
+
+def test_each_error_of_a_report_is_an_event_with_its_remedy_and_is_told_once() -> None:
+    world = World(spec(), validate=lambda _: found(fault(1), fault(2), fault(3, Severity.WARNING)))
+    warnings = set()
+    for _ in range(20):
+        warnings |= {event for event in world.step().events if event.type == "Warning"}
+    assert told(world) == [f"ShapeDiffers: tensor {i} is wrong. Export it again." for i in (1, 2)]
+    assert {event.reason for event in warnings} == {"ShapeDiffers", "ValidatedDoesNotFit"}
+
+
+def test_of_a_report_full_of_errors_the_first_five_are_events_and_all_are_in_status() -> None:
+    world = World(spec(), validate=lambda _: found(*map(fault, range(9)))).run(6)
+    assert len(told(world)) == 5
+    assert world.status.validation is not None
+    assert len(world.status.validation.findings) == 9
+
+
+def test_a_pair_that_is_tried_again_tells_only_what_is_new() -> None:
+    world = World(spec(), validate=lambda _: found(fault(1), verdict=Verdict.COULD_NOT_CHECK)).run(30)
+    assert world.status.validation is not None
+    assert world.status.validation.attempt > 1
+    assert len(told(world)) == 1
+    world.validate = lambda _: found(fault(1), fault(2))
+    world.run(90)
+    assert told(world) == [f"ShapeDiffers: tensor {i} is wrong. Export it again." for i in (1, 2)]
+    world.edit(spec("b"))
+    world.run(6)
+    assert len(told(world)) == 4, "another pair: its report is told from the beginning"
+
+
+def test_a_report_whose_status_could_not_be_written_is_told_with_the_next_pass() -> None:
+    world = World(spec(), validate=lambda _: found(fault(1)))
+    world.step()
+    lost = world.plan()
+    assert [event.reason for event in lost.events if event.reason == "ShapeDiffers"] == ["ShapeDiffers"]
+    world.run(3)
+    assert len(told(world)) == 1
+
+
 def test_a_pair_that_fits_with_warnings_is_rolled_out_and_the_warning_is_kept() -> None:
     warned = Finding(code="TDM-ROPE-THETA-DIFFERS", severity=Severity.WARNING, message="theta differs")
     report = ValidationReport(

@@ -36,6 +36,8 @@ def plan(context: Context) -> Plan:
     notes = Notes()
     checked = validation.check(context)
     notes.seen.append(checked.condition)
+    for finding in checked.errors:
+        notes.say("Warning", finding.reason, " ".join(filter(None, (finding.message, finding.action))))
     status = resource.status.model_copy(update={"validation": checked.validation})
     if checked.job:
         notes.apply.append(checked.job)

@@ -8,7 +8,7 @@ files than were validated does not start and says what it found: then the pair i
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
@@ -20,21 +20,26 @@ from tandem_operator.plan import children
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.observed import Context, Manifest, ValidationJob
 from tandem_operator.plan.revisions import short_hash
-from tandem_worker.contract import ProbeResult, ValidationReport, Verdict
+from tandem_worker.contract import Finding as Reported
+from tandem_worker.contract import ProbeResult, Severity, ValidationReport, Verdict
 
 RETRY_SECONDS, RETRY_MOST_SECONDS = 30, 900
 CHANGED_AGAIN_SECONDS = 10
+MOST_TOLD = 5  # errors of one report that become events; the others are in status
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What validation says in this pass. `allowed`: the pair may be rolled out."""
+    """What validation says in this pass. `allowed`: the pair may be rolled out; `errors`: of a report that has just
+    come, what is to be told.
+    """
 
     allowed: bool
     condition: Seen
     validation: Validation | None
     job: Manifest | None = None
     wake_after_seconds: float | None = None
+    errors: tuple[Reported, ...] = ()
 
 
 def retry_of(resource: SpeculativeDeployment) -> str:
@@ -68,7 +73,8 @@ def check(context: Context) -> Checked:
     job = next((j for j in context.observed.jobs if j.key == key and j.attempt == attempt), None)
     if job and job.finished:
         fresh = _from_job(job, key, attempt, context.now)
-        return _concluded(spec.validation.enforcement, fresh, _pause(fresh, context.now, fresh.at))
+        concluded = _concluded(spec.validation.enforcement, fresh, _pause(fresh, context.now, fresh.at))
+        return replace(concluded, errors=_to_tell(job.report, known))
     job_name = names.validation_job(resource.metadata.name, key, attempt)
     message = f"validating the pair ({spec.validation.mode}) in Job {job_name}"
     changed = known is not None and _changed_files(context, known) is not None
@@ -140,6 +146,13 @@ def _concluded(enforcement: Enforcement, validation: Validation, wait: float | N
         message += " (validation.enforcement is Warn: rolled out all the same)"
     condition = Seen("Validated", "True" if fits else "False", validation.verdict, message)
     return Checked(allowed, condition, validation, wake_after_seconds=wait)
+
+
+def _to_tell(report: ValidationReport | None, known: Validation | None) -> tuple[Reported, ...]:
+    """The first errors of a report; when the same pair was tried before, those that it did not have then."""
+    before = {(finding.code, finding.message) for finding in known.findings} if known else set()
+    errors = [finding for finding in report.findings if finding.severity == Severity.ERROR] if report else []
+    return tuple(finding for finding in errors if (finding.code, finding.message) not in before)[:MOST_TOLD]
 
 
 def _from_job(job: ValidationJob, key: str, attempt: int, now: datetime) -> Validation:
