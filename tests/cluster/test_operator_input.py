@@ -94,6 +94,11 @@ def test_a_broken_checkpoint_is_named_and_no_worker_is_started(story: Story, wha
     assert "Traceback" not in said.message
     event = story.event(f"Validated{verdict}")
     assert (event.type, event.note) == ("Warning", said.message[:1024])
+    validation = story.show().status.validation
+    assert validation
+    for finding in validation.findings:
+        told = [event.type for event in story.events() if event.note.startswith(finding.message[:1000])]
+        assert "Warning" in told or finding.severity != "Error"
     assert story.until_condition("Ready", "False", "NotValidated").message == f"nothing serves yet: {said.message}"
     (job,) = story.items("jobs", "pair")
     assert job["status"].get("failed", 0) <= 1, "a verdict is an answer, not a failure to be tried again"

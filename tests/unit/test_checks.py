@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,19 @@ def test_what_the_engine_captures_is_compared_with_the_training_run(tmp_path: Pa
         "The builtin engine will capture [1, 3, 4]; this drafter was trained on [2, 4, 5]: "
         "write [2, 4, 5] at top level, or [1, 3, 4] inside eagle_config."
     )
+
+
+@pytest.mark.parametrize(
+    ("engine", "begins"),
+    [
+        ("vllm@0.33.0", "vLLM 0.33.0"),
+        ("sglang@0.5.23", "SGLang 0.5.23"),
+        ("builtin", "The builtin engine"),
+        ("any", "An engine"),
+    ],
+)
+def test_a_sentence_begins_with_the_engine_as_it_writes_its_name(tmp_path: Path, engine: str, begins: str) -> None:
+    assert replace(paired(tmp_path, target_files(), drafter_files()), engine=load(engine)).says == begins
 
 
 def test_defaults_that_engines_fill_in_differently_are_noted(tmp_path: Path) -> None:
