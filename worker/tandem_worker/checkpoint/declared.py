@@ -183,7 +183,7 @@ def _dimensions(levels: Levels, model_type: str, top: Config) -> Dimensions:
     whose = f"default of {model_type}" if model_type else ""
 
     def default(name: str) -> int | None:
-        value = class_default(model_type, name)
+        value = None if levels.null(name) else class_default(model_type, name)  # null is an answer of its own
         return int(value) if value is not None else None
 
     hidden, heads = levels.integer("hidden_size"), levels.integer("num_attention_heads")
@@ -191,16 +191,16 @@ def _dimensions(levels: Levels, model_type: str, top: Config) -> Dimensions:
     if head_dim.value is None and hidden.value and heads.value:
         head_dim = Fact(max(hidden.value // heads.value, 1), "", GUESSED_HEAD_DIM)
     kv_heads = default("num_key_value_heads")
-    if kv_heads is None or levels.null("num_key_value_heads"):
-        kv_heads, whose_kv = heads.value, "num_attention_heads"
-    else:
-        whose_kv = whose
     theta, tie = (class_default(model_type, name) for name in ("rope_theta", "tie_word_embeddings"))
     return Dimensions(
         hidden_size=hidden,
         intermediate_size=levels.integer("intermediate_size"),
         heads=heads,
-        kv_heads=levels.integer("num_key_value_heads", default=kv_heads, whose=whose_kv),
+        kv_heads=levels.integer(
+            "num_key_value_heads",
+            default=kv_heads or heads.value,
+            whose=whose if kv_heads else "num_attention_heads",
+        ),
         head_dim=head_dim,
         layers=levels.integer("num_hidden_layers", "n_layers", "num_layers"),
         vocab_size=levels.integer("vocab_size", default=default("vocab_size"), whose=whose),
