@@ -189,6 +189,7 @@ def test_self_test_sees_life_in_the_tiny_pair_and_what_enters_fc(some: Prompts) 
 
 def test_self_test_finds_no_life_where_nothing_is_accepted(some: Prompts) -> None:
     engine = make_engine()
+    assert isinstance(engine.runner, Runner)
     engine.runner.target_ids = engine.runner.target_ids * 0 + 255  # an id that is never right
     tested = self_test(engine, some[:2])
     assert tested.outcome is SelfTestOutcome.NO_LIFE

@@ -13,6 +13,7 @@ from torch import Tensor
 from tandem_worker.engine import engine as engine_module
 from tandem_worker.engine.engine import Engine
 from tandem_worker.engine.request import Sampling
+from tandem_worker.engine.runner import Runner
 from tandem_worker.engine.sampling import choose, confirmed, invert, processed, uniform
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
@@ -40,6 +41,7 @@ def samples(toy: Toy, exact: Tensor, speculate: bool) -> tuple[list[tuple[int, .
     engine = make_engine(speculate, draft_length=2, pair=toy, max_batch=128)
     engine.eos_token_ids = frozenset()
     likely = exact.sum((0, 2)).topk(3).indices
+    assert isinstance(engine.runner, Runner)
     engine.runner.target_ids = likely[torch.arange(DRAFT_VOCAB) % 3]
     texts = [submit(engine, PROMPT, Sampling(3, TEMPERATURE, TOP_P, seed=seed)) for seed in range(TEXTS)]
     finish_all(engine)
