@@ -16,7 +16,7 @@ from tandem_worker.engine import runner
 from tandem_worker.engine.engine import Engine
 from tandem_worker.engine.pages import PAGE, Pages
 from tandem_worker.engine.request import Finish, Sampling
-from tandem_worker.engine.runner import EngineBroken
+from tandem_worker.engine.runner import EngineBroken, Runner
 from tandem_worker.engine.self_test import observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.engine.tiles import TILE, Run, lay_out
