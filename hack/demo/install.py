@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from localcluster.cluster import Cluster
+from localcluster.cluster import Cluster, ClusterError
 from tandem_operator.api import GROUP, PLURAL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,18 +21,30 @@ CLUSTERS = HOME / "clusters"
 EXAMPLES = ROOT / "examples"
 TINY_PAIR = EXAMPLES / "tiny-pair"
 _OPERATOR = ("tandem-system", "tandem-operator")
-_WAIT = "--timeout=90s"
+_WAIT_SECONDS = 90
+_WAIT = f"--timeout={_WAIT_SECONDS}s"
+# Without a filter, which kubectl refuses where there are no conditions yet; types and statuses stand side by side.
+_ESTABLISHED = "{range .status.conditions[*]}{.type}={.status} {end}"
 
 
 def install(cluster: Cluster, allowed_host_paths: tuple[Path, ...] = ()) -> None:
     """Raises ClusterError with what kubectl said."""
     cluster.kubectl("apply", "--filename", str(ROOT / "crds"))
-    # Not --for=condition=Established: kubectl fails on a CRD so new that it has no conditions.
-    established = 'jsonpath={.status.conditions[?(@.type=="Established")].status}=True'
-    cluster.kubectl("wait", f"--for={established}", f"crd/{PLURAL}.{GROUP}", _WAIT)
+    _wait_until_served(cluster)
     documents = [with_host_paths(document, allowed_host_paths) for document in operator_manifests()]
     cluster.kubectl("apply", "--filename=-", stdin=_stream(documents))
     cluster.kubectl("rollout", "status", f"--namespace={_OPERATOR[0]}", f"deployment/{_OPERATOR[1]}", _WAIT)
+
+
+def _wait_until_served(cluster: Cluster) -> None:
+    """Not by `kubectl wait`: it fails on a CRD so new that it has no conditions at all."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while "Established=True" not in cluster.kubectl(
+        "get", f"crd/{PLURAL}.{GROUP}", f"--output=jsonpath={_ESTABLISHED}"
+    ):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"CRD {PLURAL}.{GROUP} was not established in {_WAIT_SECONDS} s")
+        time.sleep(0.2)
 
 
 def operator_manifests() -> list[dict[str, Any]]:
