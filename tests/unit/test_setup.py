@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -158,7 +159,7 @@ def test_constraints_are_the_exact_versions_that_pip_reports() -> None:
 def test_the_committed_constraints_pin_everything_and_name_no_address() -> None:
     requirements = Requirements.read(ROOT)
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in requirements.constraints if "==" in line}
-    wanted = {line.split(">")[0].split("[")[0].lower().replace("_", "-") for line in requirements.direct}
+    wanted = {re.split(r"[>=\[]", line)[0].lower().replace("_", "-") for line in requirements.direct}
     assert wanted <= pinned
     assert len(pinned) == len(requirements.constraints)
     assert "://" not in (ROOT / "constraints.txt").read_text()
