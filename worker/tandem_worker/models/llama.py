@@ -1,4 +1,4 @@
-"""The Llama family as a target.
+"""The Llama family as a target: Llama, Mistral, SmolLM.
 
 The *residual streams* are what a drafter is fed: stream i enters decoder layer i, 0 is the embedding, n leaves the last
 layer and has not passed the final norm. Shapes as in `layers`; V vocabulary, n decoder layers.
@@ -6,7 +6,7 @@ layer and has not passed the final norm. Shapes as in `layers`; V vocabulary, n 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -31,22 +31,32 @@ class DecoderLayer(nn.Module):
 
 
 class Body(nn.Module):
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, decoder_layer: Callable[[Target, int], nn.Module]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(target.vocab_size, target.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(target) for _ in range(target.layers))
+        self.layers = nn.ModuleList(decoder_layer(target, i) for i in range(target.layers))
         self.norm = RMSNorm(target.hidden_size, target.rms_norm_eps)
 
 
 class Llama(nn.Module):
+    """Embedding, decoder layers, final norm, head. Other families put their own layers and rotary embedding in."""
+
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
-        self.model = Body(target)
+        self.model = Body(target, self.decoder_layer)
         self.lm_head = Linear(target.hidden_size, target.vocab_size)
         if target.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.rope = Rope(target.rope_theta, target.head_dim)
+        self.rope = self.rotary(target)
+
+    @staticmethod
+    def decoder_layer(target: Target, index: int) -> nn.Module:
+        return DecoderLayer(target)
+
+    @staticmethod
+    def rotary(target: Target) -> Rope:
+        return Rope(target.rope_theta, target.head_dim)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: Collection[int] = ()
