@@ -30,11 +30,19 @@ EVERYTHING: Manifest = {
     "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"memory": "1Gi"}},
     "validation": {"mode": "Probe", "enforcement": "Warn"},
     "rollout": {
-        "steps": [{"weight": 50}],
+        "steps": [{"weight": 50, "pause": {"seconds": 30}}],
         "maxSurge": 1,
         "maxUnavailable": 1,
         "progressDeadlineSeconds": 60,
-        "analysis": {"intervalSeconds": 5, "minimumDrafts": 50, "minimumRequests": 3},
+        "analysis": {
+            "intervalSeconds": 5,
+            "initialDelaySeconds": 5,
+            "timeoutSeconds": 600,
+            "onInconclusive": "Hold",
+            "dryRun": True,
+            "minimumDrafts": 50,
+            "minimumRequests": 3,
+        },
     },
     "guard": {
         "minAcceptLength": 1.5,
@@ -42,6 +50,7 @@ EVERYTHING: Manifest = {
         "collapseDrop": 0.95,
         "minSpeedup": 1.1,
         "onCollapse": "Alert",
+        "dryRun": True,
     },
     "pod": {
         "nodeSelector": {"gpu": "h200"},
@@ -59,6 +68,7 @@ EVERYTHING: Manifest = {
         "annotations": {"note": "b"},
     },
     "revisionHistoryLimit": 3,
+    "paused": True,
     "modelName": "llama",
 }
 DEFAULT_GUARD: Manifest = {
@@ -67,6 +77,7 @@ DEFAULT_GUARD: Manifest = {
     "collapseDrop": 0.4,
     "minSpeedup": 1,
     "onCollapse": "Rollback",
+    "dryRun": False,
 }
 FIVE_LINES: Manifest = {
     "target": {"source": {"hostPath": {"path": "/models/target"}}},
@@ -313,7 +324,10 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
             "maxSurge": 1,
             "maxUnavailable": 0,
             "progressDeadlineSeconds": 1800,
-            "analysis": {"intervalSeconds": 30, "minimumDrafts": 100, "minimumRequests": 5},
+            "analysis": {
+                "intervalSeconds": 30, "initialDelaySeconds": 0, "timeoutSeconds": 3600, "onInconclusive": "Rollback",
+                "dryRun": False, "minimumDrafts": 100, "minimumRequests": 5,
+            },
         },
         "guard": DEFAULT_GUARD,
         "pod": {
@@ -321,6 +335,7 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
             "env": [], "labels": {}, "annotations": {},
         },
         "revisionHistoryLimit": 10,
+        "paused": False,
     }  # fmt: skip
 
 

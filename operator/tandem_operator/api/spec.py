@@ -111,16 +111,65 @@ class Validation(ApiModel):
     ] = Enforcement.ENFORCE
 
 
+class Pause(ApiModel):
+    """A stay at a step. The canary is judged meanwhile, and taken back if it collapses."""
+
+    seconds: (
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                le=604800,
+                description="At least so long, from when the weight is in force. Absent: until it is promoted by hand, "
+                "with the annotation tandem.dev/promote.",
+            ),
+        ]
+        | None
+    ) = None
+
+
 class Step(ApiModel):
-    """A share of the replicas, in percent, that the canary gets."""
+    """A share of the traffic, in percent, that the canary gets."""
 
     weight: Annotated[int, Field(ge=1, le=99)]
+    pause: Pause | None = None
+
+
+class OnInconclusive(StrEnum):
+    ROLLBACK = "Rollback"
+    HOLD = "Hold"
 
 
 class Analysis(ApiModel):
-    """How often acceptance is judged, and on how much at least."""
+    """How often acceptance is judged, on how much at least, and for how long at most."""
 
     interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    initial_delay_seconds: Annotated[
+        int,
+        Field(
+            ge=0, le=86400, description="What a step shows in its first seconds is not judged: caches are cold then."
+        ),
+    ] = 0
+    timeout_seconds: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=604800,
+            description="A step that was not found healthy in so long, after initialDelaySeconds, ends as "
+            "onInconclusive says.",
+        ),
+    ] = 3600
+    on_inconclusive: Annotated[
+        OnInconclusive,
+        Field(
+            description="Rollback: the canary is taken back. Hold: it stays until it is healthy, or until a person "
+            "promotes or aborts it."
+        ),
+    ] = OnInconclusive.ROLLBACK
+    dry_run: Annotated[
+        bool,
+        Field(description="Verdicts on the canary are recorded and told, and the rollout goes on whatever they are."),
+    ] = False
     minimum_drafts: Annotated[
         int, Field(ge=1, le=1_000_000, description="Drafts that a step or a window must have seen before a verdict.")
     ] = 100
@@ -175,6 +224,12 @@ class Guard(ApiModel):
         float, Field(ge=0, le=10, description="Over the target alone, from step times at like batch size; 0: any.")
     ] = 1.0
     on_collapse: OnCollapse = OnCollapse.ROLLBACK
+    dry_run: Annotated[
+        bool,
+        Field(
+            description="Verdicts on the revision that serves are recorded and told, and nothing is done about them."
+        ),
+    ] = False
     rules: ClassVar = (Rule("self.toleratedDrop < self.collapseDrop", "toleratedDrop must be less than collapseDrop"),)
 
 
@@ -255,6 +310,10 @@ class Spec(ApiModel):
     guard: Guard = Guard()
     pod: Pod = Pod()
     revision_history_limit: Annotated[int, Field(ge=0, le=100)] = 10
+    paused: Annotated[
+        bool,
+        Field(description="No rollout begins or goes on. What serves is scaled, watched and taken back as ever."),
+    ] = False
     model_name: (
         Annotated[
             ShortText, Field(description="Name under which /v1/models lists the target; default: the object's name.")

@@ -213,11 +213,18 @@ class Window(ApiModel):
 
 
 class Progress(ApiModel):
-    """Where the rollout of the canary stands."""
+    """Where the rollout of the canary stands.
+
+    `inForceAt`: since when the step's weight is in force; absent until the workers for it are ready. `waitingSince`:
+    since when workers are missing that were there. `passed`: the step was found healthy.
+    """
 
     step: int = 0
     step_started_at: Time
     started_at: Time
+    in_force_at: Time | None = None
+    waiting_since: Time | None = None
+    passed: bool = False
 
 
 class Status(ApiModel):

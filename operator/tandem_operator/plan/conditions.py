@@ -40,3 +40,7 @@ def _merged(last: Condition | None, seen: Seen | None, kind: str, generation: in
         last_transition_time=since,
         observed_generation=generation,
     )
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -18,6 +18,7 @@ from tandem_operator.plan.analysis.hypotheses import NO_BASELINE, Baseline, Orig
 from tandem_operator.plan.analysis.judge import Limits, Seen
 from tandem_operator.plan.analysis.speed import Speed, compare
 from tandem_operator.plan.conditions import Seen as Condition
+from tandem_operator.plan.conditions import count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context, Pod
 from tandem_worker.contract import SelfTestOutcome
@@ -96,6 +97,12 @@ def sample_only(context: Context, status: Status, revision: str) -> Status:
     """For a revision that is switched off: what its pods count meanwhile is passed over."""
     window, added = _sampled(context, status, revision)
     return with_window(status, window if added is None else evidence.restart(window, context.now))
+
+
+def warm_up(context: Context, status: Status, revision: str) -> Status:
+    """For a canary that is not judged yet: what its pods count meanwhile is passed over."""
+    window, added = _sampled(context, status, revision)
+    return with_window(status, window) if added is None else next_window(context, status, window)
 
 
 def _sampled(context: Context, status: Status, revision: str) -> tuple[Window, Counts | None]:
@@ -235,7 +242,9 @@ def note_metrics(context: Context, status: Status, notes: Notes) -> None:
         message = f"no usable /metrics from {listed}: counts as no evidence, neither good nor bad"
         notes.seen.append(Condition("MetricsAvailable", "False", reason, message))
     else:
-        notes.seen.append(Condition("MetricsAvailable", "True", "Scraped", f"{len(ready)} workers were read"))
+        notes.seen.append(
+            Condition("MetricsAvailable", "True", "Scraped", f"figures come from {count(len(ready), 'worker')}")
+        )
 
 
 def ready_pods(context: Context, revision: str) -> list[Pod]:

@@ -24,6 +24,7 @@ from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.conditions import Seen, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
 from tandem_operator.plan.observed import Context
+from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.plan.revisions import short_hash
 from tandem_operator.plan.scale import Present, next_counts, shares
@@ -82,10 +83,10 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     if recipe is None or not recipe.speculates:
         return status
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
-    if rollout.blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
+    if blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
         return guard.sample_only(context, status, stable)
-    if message := guard.self_test_failed(context, stable, rollout.retry_of_workers(context, status, stable)):
-        return rollout.quarantine(context, status, stable, "SelfTestFailed", message, notes)
+    if message := guard.self_test_failed(context, stable, retry_of_workers(context, status, stable)):
+        return quarantine(context, status, stable, "SelfTestFailed", message, notes)
     status, window, verdict = guard.look_at_stable(context, status, stable)
     if verdict is None:
         return status
@@ -96,10 +97,12 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
         return guard.next_window(context, status, window)
     if not verdict.outcome.bad:
         return status
-    if context.observed.resource.spec.guard.on_collapse == OnCollapse.ALERT:
-        notes.say("Warning", verdict.outcome, f"Revision {stable}: {verdict.message}; guard.onCollapse is Alert")
+    limits = context.observed.resource.spec.guard
+    if limits.dry_run or limits.on_collapse == OnCollapse.ALERT:
+        why = "guard.dryRun is on" if limits.dry_run else "guard.onCollapse is Alert"
+        notes.say("Warning", verdict.outcome, f"Revision {stable}: {verdict.message}; {why}")
         return guard.judged_anew(context, status, stable)
-    return rollout.quarantine(context, status, stable, verdict.reason, verdict.message, notes)
+    return quarantine(context, status, stable, verdict.reason, verdict.message, notes)
 
 
 def _counts(context: Context, status: Status) -> dict[str, int]:
@@ -124,7 +127,7 @@ def _note_children(
         idle = counts[revision] == 0 and desired[revision] == 0
         if revision not in recipes or (idle and revision not in (status.stable_revision, status.canary_revision)):
             continue  # a retired revision is left as it is
-        retry = rollout.retry_of_workers(context, status, revision)
+        retry = retry_of_workers(context, status, revision)
         workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], retry)
         notes.apply.append(workers)
     notes.delete += _outdated(context, status, counts)
@@ -169,7 +172,7 @@ def _note_commands(context: Context, status: Status, recipes: dict[str, Recipe],
         recipe = recipes.get(pod.revision)
         if not pod.ready or pod.terminating or reported is None or recipe is None or not recipe.speculates:
             continue
-        entry = rollout.blocked(context, status, pod.revision)
+        entry = blocked(context, status, pod.revision)
         if reported.speculation_enabled == (entry is None):
             continue
         notes.commands.append(Command(pod.uid, entry is None, entry.reason if entry else "Healthy"))

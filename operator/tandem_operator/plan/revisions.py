@@ -36,5 +36,6 @@ def short_hash(*parts: object) -> str:
 
 
 def spec_hash(spec: Spec, retry: str) -> str:
-    """What ends a quarantine when it changes. Replicas are left out: an autoscaler must not re-run what collapsed."""
-    return short_hash(spec.model_copy(update={"replicas": 1}), retry)
+    """What ends a quarantine when it changes. Replicas and the pause are left out: an autoscaler, or a rollout that is
+    let go on, must not re-run what collapsed."""
+    return short_hash(spec.model_copy(update={"replicas": 1, "paused": False}), retry)

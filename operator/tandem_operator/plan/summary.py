@@ -5,10 +5,10 @@ from __future__ import annotations
 from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.plan import guard
-from tandem_operator.plan.conditions import Seen
+from tandem_operator.plan.conditions import Seen, count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
-from tandem_operator.plan.rollout import blocked
+from tandem_operator.plan.quarantine import blocked
 from tandem_operator.plan.validation import Checked
 
 
@@ -21,7 +21,7 @@ def ready(context: Context, status: Status, checked: Checked) -> Seen:
         return Seen("Ready", "True", "ScaledToZero", "spec.replicas is 0")
     enough = max(1, spec.replicas - spec.rollout.max_unavailable)
     if len(serving) >= enough:
-        return Seen("Ready", "True", "Serving", f"{len(serving)} workers ready (revision {revisions})")
+        return Seen("Ready", "True", "Serving", f"{count(len(serving), 'worker')} ready (revision {revisions})")
     if not status.stable_revision and not checked.allowed:
         return Seen("Ready", "False", "NotValidated", f"nothing serves yet: {checked.condition.message}")
     troubles = [f"{pod.name}: {pod.trouble}" for pod in context.observed.pods if pod.trouble and not pod.terminating]
@@ -43,6 +43,9 @@ def progressing(context: Context, status: Status, wanted: str, checked: Checked)
     if status.canary_revision:
         message = f"canary {status.canary_revision} at weight {status.weight}"
         return Seen("Progressing", "True", "RollingOut", message)
+    if wanted != status.stable_revision and context.observed.resource.spec.paused:
+        message = f"revision {wanted} is what the spec asks for; it waits, since spec.paused is true"
+        return Seen("Progressing", "True", "Paused", message)
     return Seen("Progressing", "False", "Complete", f"revision {status.stable_revision} is what the spec asks for")
 
 
@@ -70,7 +73,9 @@ def speculation_active(context: Context, status: Status) -> Seen:
         return Seen("SpeculationActive", "Unknown", "NoReadyWorker", f"no worker of revision {stable} could be asked")
     off = [(pod, s) for pod, s in reported if not s.speculation_enabled]
     if not off and not entry:
-        return Seen("SpeculationActive", "True", "Speculating", f"{len(reported)} workers speculate")
+        return Seen(
+            "SpeculationActive", "True", "Speculating", f"speculation is on in {count(len(reported), 'worker')}"
+        )
     if entry and len(off) == len(reported):
         message = f"switched off, the target keeps serving: {entry.message}"
         return Seen("SpeculationActive", "False", entry.reason, message)

@@ -1,0 +1,45 @@
+"""Revisions that must not run: found bad, or taken back by hand.
+
+An entry holds while the spec stays as it was, retry annotation included: a changed spec, or a wish to try again, gives
+every revision another chance. Nothing but a note in status is written, and `spec` never.
+"""
+
+from __future__ import annotations
+
+from tandem_operator.api import Status
+from tandem_operator.api.status import Quarantine
+from tandem_operator.plan.decision import Notes
+from tandem_operator.plan.observed import Context
+from tandem_operator.plan.revisions import spec_hash
+from tandem_operator.plan.validation import retry_of
+
+KEPT = 10
+
+
+def spec_of(context: Context) -> str:
+    """The hash that an entry hangs on."""
+    resource = context.observed.resource
+    return spec_hash(resource.spec, retry_of(resource))
+
+
+def blocked(context: Context, status: Status, revision: str) -> Quarantine | None:
+    return status.quarantine_of(revision, spec_of(context))
+
+
+def retry_of_workers(context: Context, status: Status, revision: str) -> str:
+    """The retry annotation that workers of the revision are started under: empty unless it was ever quarantined."""
+    once = any(entry.revision == revision for entry in status.quarantined)
+    return retry_of(context.observed.resource) if once else ""
+
+
+def quarantine(context: Context, status: Status, revision: str, reason: str, message: str, notes: Notes) -> Status:
+    """`revision` is in quarantine and no canary any more."""
+    entry = Quarantine(revision=revision, reason=reason, message=message, at=context.now, spec=spec_of(context))
+    others = [q for q in status.quarantined if (q.revision, q.spec) != (entry.revision, entry.spec)]
+    notes.say("Warning", "Quarantined", f"Revision {revision} quarantined ({reason}): {message}")
+    status = status.model_copy(update={"quarantined": [*others, entry][-KEPT:]})
+    return without_canary(status) if revision == status.canary_revision else status
+
+
+def without_canary(status: Status) -> Status:
+    return status.model_copy(update={"canary_revision": "", "weight": 0, "progress": None})
