@@ -23,8 +23,8 @@ from demo.load import read_prompts
 from demo.pairs import CLAIM
 from demo.watch import View, told
 from demo.world import ActFailed, watched_world
-from localcluster.build import BuildError
 from localcluster.cluster import Cluster, ClusterError
+from tools.once import ToolError
 
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 DEMO, STANDING = "demo", "tandem"
@@ -162,5 +162,5 @@ def _next_commands(cluster: Cluster) -> str:
 if __name__ == "__main__":
     try:
         app()
-    except (BuildError, ClusterError) as error:
+    except (ToolError, ClusterError) as error:
         sys.exit(f"error: {error}")

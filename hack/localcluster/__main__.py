@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from localcluster.build import BuildError, build, built_binary
+from localcluster.build import KUBE
 from localcluster.cluster import DEFAULT_NAME, Cluster, ClusterError
+from tools.once import ToolError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -70,8 +71,7 @@ def kubectl(context: typer.Context, name: Name = DEFAULT_NAME, directory: Direct
 @app.command("build")
 def build_() -> None:
     """Build the Kubernetes binaries if the cache does not hold them, and print where they are."""
-    build()
-    print(built_binary())
+    print(KUBE.build())
 
 
 def _up(name: str, directory: Path | None) -> Cluster:
@@ -84,5 +84,5 @@ def _up(name: str, directory: Path | None) -> Cluster:
 if __name__ == "__main__":
     try:
         app()
-    except (BuildError, ClusterError) as error:
+    except (ToolError, ClusterError) as error:
         sys.exit(f"error: {error}")

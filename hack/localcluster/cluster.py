@@ -57,7 +57,7 @@ class Cluster:
         """Start a cluster, or find it running, and wait until pods can be scheduled.
 
         `images` adds rows to the image table (images.py). The cluster ends with the process `owner`, this one by
-        default, or, if it `outlives_caller`, only when stopped. Raises ClusterError, or build.BuildError.
+        default, or, if it `outlives_caller`, only when stopped. Raises ClusterError, or ToolError.
         """
         cluster = cls(name, directory)
         settings = Settings(

@@ -133,7 +133,7 @@ class Engine:
 
     async def generate(self, origin: Origin, prompt_tokens: int, new_tokens: int) -> AsyncGenerator[int, None]:
         """Yields how many tokens each step emits, in the time that it takes. Raises Failed where it was told to."""
-        number, behaviour = self._requests, self.behaviour
+        number, behaviour, arrived_seconds = self._requests, self.behaviour, time.monotonic()
         self._requests += 1
         rounds: list[Round] = []
         outcome = "cancelled"
@@ -163,7 +163,7 @@ class Engine:
             outcome = "finished"
         finally:
             self._count_running(-1)
-            self.metrics.ended(origin, outcome, prompt_tokens, rounds)
+            self.metrics.ended(origin, outcome, prompt_tokens, rounds, time.monotonic() - arrived_seconds)
 
     def _count_running(self, change: int) -> None:
         self._running += change

@@ -7,7 +7,7 @@ from itertools import product
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from simulator.rounds import Round
-from tandem_worker.contract import Metric, Origin
+from tandem_worker.contract import Metric, Origin, show_build
 
 OUTCOMES = ("finished", "cancelled", "failed")
 PHASES = ("prefill", "draft", "verify", "plain")
@@ -20,6 +20,7 @@ class Metrics:
     def __init__(self, revision: str, draft_length: int) -> None:
         disable_created_metrics()
         self._registry, self._revision = CollectorRegistry(), revision
+        show_build("simulator", self._registry)
         self._drafts = self._by_origin(Metric.DRAFTS)
         self._draft_tokens = self._by_origin(Metric.DRAFT_TOKENS)
         self._accepted = self._by_origin(Metric.ACCEPTED_TOKENS)
@@ -37,6 +38,7 @@ class Metrics:
         ]
         lengths = [float(length) for length in range(1, draft_length + 2)]
         self._accept_length = self._histograms(Metric.ACCEPT_LENGTH, lengths, origin=Origin)
+        self._request_seconds = self._histograms(Metric.REQUEST_SECONDS, Histogram.DEFAULT_BUCKETS, origin=Origin)
         self._steps = self._histograms(Metric.STEP_SECONDS, Histogram.DEFAULT_BUCKETS, phase=PHASES, batch=["1"])
         self.speculation_enabled = self._gauge(Metric.SPECULATION_ENABLED)
         self.speedup = self._gauge(Metric.SPEEDUP)
@@ -65,12 +67,13 @@ class Metrics:
         self._generated[origin].inc()
         self._steps["prefill", "1"].observe(seconds)
 
-    def ended(self, origin: Origin, outcome: str, prompt_tokens: int, rounds: list[Round]) -> None:
+    def ended(self, origin: Origin, outcome: str, prompt_tokens: int, rounds: list[Round], seconds: float) -> None:
         self._requests[origin, outcome].inc()
         self._prompt_tokens[origin].inc(prompt_tokens)
         if outcome == "finished":
             d = sum(done.drafted > 0 for done in rounds)
             a = sum(done.accepted > 0 for done in rounds)
+            self._request_seconds[origin,].observe(seconds)
             for counters, value in zip(self._sums, (1, d, a, d * d, a * a, d * a), strict=True):
                 counters[origin].inc(value)
 
@@ -78,19 +81,19 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _gauge(self, metric: Metric) -> Gauge:
-        return Gauge(metric, metric, ["revision"], registry=self._registry).labels(self._revision)
+        return Gauge(metric, metric.help, metric.labels, registry=self._registry).labels(self._revision)
 
     def _by_origin(self, metric: Metric) -> dict[str, Counter]:
         return {origin: counter for (origin,), counter in self._counters(metric, origin=Origin).items()}
 
     def _counters(self, metric: Metric, **labels: Iterable[str]) -> dict[tuple[str, ...], Counter]:
-        family = Counter(metric, metric, ["revision", *labels], registry=self._registry)
+        family = Counter(metric, metric.help, metric.labels, registry=self._registry)
         return {values: family.labels(self._revision, *values) for values in product(*labels.values())}
 
     def _histograms(
         self, metric: Metric, buckets: Iterable[float], **labels: Iterable[str]
     ) -> dict[tuple[str, ...], Histogram]:
-        family = Histogram(metric, metric, ["revision", *labels], buckets=tuple(buckets), registry=self._registry)
+        family = Histogram(metric, metric.help, metric.labels, buckets=tuple(buckets), registry=self._registry)
         return {values: family.labels(self._revision, *values) for values in product(*labels.values())}
 
 

@@ -52,6 +52,14 @@ class WorkQueue:
         self._due[key] = min(due, self._due.get(key, due))
         self._changed.set()
 
+    def due(self) -> int:
+        """Keys whose turn has come and that wait for a worker."""
+        now = asyncio.get_running_loop().time()
+        return sum(1 for due in list(self._due.values()) if due <= now)
+
+    def running(self) -> int:
+        return len(self._running)
+
     def stuck_seconds(self) -> float:
         """How long the longest running reconcile has been at it."""
         now = asyncio.get_running_loop().time()

@@ -32,12 +32,15 @@ class Reconciler:
                 return GONE
             now = datetime.now(UTC).replace(microsecond=0)
             decided = plan(Context(sight.observed, self._settings, now))
-            self._metrics.show(key, decided.status)
+            self._metrics.show(key, sight.observed.resource, decided.status)
             return await apply(self._api, self._workers, sight, decided, now)
         except InvalidObject as error:
             # Stored under another CRD than ours: nothing is touched, what serves goes on serving.
             log.error("%s/%s can't be read by this operator, is the CRD its own? %s", *key, error)
             self._metrics.invalid.inc()
             return None
+        except Exception:
+            self._metrics.errors.inc()
+            raise
         finally:
             self._metrics.reconcile_seconds.observe(time.monotonic() - started)

@@ -26,7 +26,7 @@ from tandem_operator.workers import Workers
 
 log = logging.getLogger(__name__)
 
-LIST_EVERY_SECONDS, WITHOUT_CRD_SECONDS = 60.0, 3.0
+LIST_EVERY_SECONDS, WITHOUT_CRD_SECONDS, LAG_LOOKED_AT_SECONDS = 60.0, 3.0, 1.0
 
 
 async def run(settings: Settings) -> None:
@@ -37,16 +37,25 @@ async def run(settings: Settings) -> None:
         for_plan = planning.Settings(settings.worker_image, settings.allowed_host_paths, signer.public_key_pem)
         queue = WorkQueue(Reconciler(api, workers, for_plan, metrics), settings.workers, settings.resync_seconds)
         lister = Lister(api, queue, settings.namespaces, metrics)
-        runner = await web.serve(settings.http_host, settings.http_port, metrics, lambda: lister.ailment())
+        runner = await web.serve(settings.http_host, settings.http_port, metrics, queue, lister.ailment)
         try:
             async with asyncio.TaskGroup() as group:
-                others = [group.create_task(queue.run()), group.create_task(lister.run())]
+                others = [group.create_task(part) for part in (queue.run(), lister.run(), measure_lag(metrics))]
                 await lister.crd_found.wait()  # kopf resolves the kinds that it watches once
                 await _run_kopf(queue, settings)
                 for task in others:  # kopf returns when a signal asks the process to stop
                     task.cancel()
         finally:
             await runner.cleanup()
+
+
+async def measure_lag(metrics: Metrics) -> None:
+    """Until cancelled. A late loop is what a blocking call or a starved pod looks like."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_LOOKED_AT_SECONDS
+        await asyncio.sleep(LAG_LOOKED_AT_SECONDS)
+        metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ def ailment(queue: WorkQueue, last_list_seconds: float, now_seconds: float, list
     return ""
 
 
-async def serve(host: str, port: int, metrics: Metrics, ails: Callable[[], str]) -> web.AppRunner:
+async def serve(host: str, port: int, metrics: Metrics, queue: WorkQueue, ails: Callable[[], str]) -> web.AppRunner:
     """Start the server; the caller cleans the runner up."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -36,6 +36,7 @@ async def serve(host: str, port: int, metrics: Metrics, ails: Callable[[], str])
         return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def show_metrics(_: web.Request) -> web.Response:
+        metrics.look(queue, ails())
         text = await asyncio.to_thread(generate_latest, metrics.registry)
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

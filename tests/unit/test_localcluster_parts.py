@@ -21,6 +21,8 @@ from localcluster.agent.status import ContainerReport, Running, State, Terminate
 from localcluster.agent.volumes import write_files
 from localcluster.images import entry_point, image_name
 from localcluster.paths import CHECKOUT
+from tools.gobuild import version_numbers
+from tools.once import ToolError
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,9 +35,9 @@ def no_binaries_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("TANDEM_KUBE_BIN", raising=False)
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    build.built_binary().parent.mkdir(parents=True)
-    build.built_binary().touch()
-    return build.built_binary()
+    build.KUBE.binary().parent.mkdir(parents=True)
+    build.KUBE.binary().touch()
+    return build.KUBE.binary()
 
 
 def test_the_cached_build_serves_when_nothing_is_named(no_binaries_named: Path) -> None:
@@ -65,7 +67,7 @@ def test_a_multi_call_binary_that_is_named_serves_all(
 
 def test_a_named_folder_that_is_missing_is_told(no_binaries_named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_KUBE_BIN", "/no/such/folder")
-    with pytest.raises(build.BuildError, match="TANDEM_KUBE_BIN names /no/such/folder, which does not exist"):
+    with pytest.raises(ToolError, match="TANDEM_KUBE_BIN names /no/such/folder, which does not exist"):
         build.binaries()
 
 
@@ -98,7 +100,7 @@ def fake_go(no_binaries_named: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_two_who_need_the_binaries_build_them_once(fake_go: Path) -> None:
-    script = "from localcluster import build; print(build.build())"
+    script = "from localcluster import build; print(build.KUBE.build())"
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "hack")}
     builders = [
         subprocess.Popen(
@@ -107,8 +109,8 @@ def test_two_who_need_the_binaries_build_them_once(fake_go: Path) -> None:
         for _ in range(2)
     ]
     said = [builder.communicate() for builder in builders]
-    assert [out for out, _ in said] == [f"{build.built_binary()}\n"] * 2
-    assert build.built_binary().read_text() == "binary\n"
+    assert [out for out, _ in said] == [f"{build.KUBE.binary()}\n"] * 2
+    assert build.KUBE.binary().read_text() == "binary\n"
     assert fake_go.read_text() == "build\n"
     errors = "".join(error for _, error in said)
     assert "usually 8 to 12 minutes on 2 cores" in errors
@@ -117,14 +119,14 @@ def test_two_who_need_the_binaries_build_them_once(fake_go: Path) -> None:
 
 def test_a_build_that_fails_says_why_and_leaves_no_binary(fake_go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BREAK", "1")
-    with pytest.raises(build.BuildError, match=r"main\.go:7: no such thing"):
-        build.build()
-    assert not build.built_binary().exists()
+    with pytest.raises(ToolError, match=r"main\.go:7: no such thing"):
+        build.KUBE.build()
+    assert not build.KUBE.binary().exists()
 
 
 def test_an_old_go_is_told_from_a_new_one() -> None:
-    assert build.version_numbers("go1.9.7") < build.version_numbers("1.24.0") <= build.version_numbers("go1.26.8\n")
-    assert build.version_numbers("") < build.version_numbers("1.24.0")
+    assert version_numbers("go1.9.7") < version_numbers("1.24.0") <= version_numbers("go1.26.8\n")
+    assert version_numbers("") < version_numbers("1.24.0")
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from tandem_worker.finding import ExitCode as ExitCode
 from tandem_worker.finding import Finding as Finding
 from tandem_worker.finding import Severity as Severity
 from tandem_worker.finding import Verdict as Verdict
+from tandem_worker.metric import Metric as Metric
+from tandem_worker.metric import OperatorMetric as OperatorMetric
+from tandem_worker.metric import show_build as show_build
 
 TERMINATION_MESSAGE_LIMIT_BYTES = 4096
 """Kubernetes cuts a termination message off at 4 KiB; a cut JSON document would be lost whole."""
@@ -167,32 +170,6 @@ COMMAND_ALGORITHM = "EdDSA"
 
 ORIGIN_HEADER = "X-Tandem-Origin"
 """`calibration` marks requests that the operator replays; anything else is a user's."""
-
-
-class Metric(StrEnum):
-    """Names of `GET /metrics`. All counters start at zero, labelled `revision`; further labels in brackets."""
-
-    DRAFTS = "tandem_drafts_total"  # [origin]
-    DRAFT_TOKENS = "tandem_draft_tokens_total"  # [origin]
-    ACCEPTED_TOKENS = "tandem_accepted_tokens_total"  # [origin]
-    ACCEPTED_PER_POSITION = "tandem_accepted_tokens_per_position_total"  # [origin, position]
-    ACCEPT_LENGTH = "tandem_accept_length"  # histogram of tokens emitted per round [origin]
-    REQUESTS = "tandem_requests_total"  # [origin, outcome = finished | cancelled | failed]
-    PROMPT_TOKENS = "tandem_prompt_tokens_total"  # [origin]
-    GENERATED_TOKENS = "tandem_generated_tokens_total"  # [origin]
-    # Sums over finished requests of n = 1, d drafts, a accepted at position 0, and their products: from them the
-    # correlation of drafts within a request, and so the design effect, follow.
-    FINISHED_N = "tandem_finished_requests_total"  # [origin]
-    FINISHED_D = "tandem_finished_drafts_total"  # [origin]
-    FINISHED_A = "tandem_finished_accepted0_total"  # [origin]
-    FINISHED_DD = "tandem_finished_drafts_squared_total"  # [origin]
-    FINISHED_AA = "tandem_finished_accepted0_squared_total"  # [origin]
-    FINISHED_DA = "tandem_finished_drafts_accepted0_total"  # [origin]
-    STEP_SECONDS = "tandem_step_seconds"  # histogram [phase = prefill | draft | verify | plain, batch]
-    SPECULATION_ENABLED = "tandem_speculation_enabled"  # gauge, 0 or 1
-    SPEEDUP = "tandem_speedup_estimate"  # gauge, NaN until both kinds of step were timed
-    RUNNING = "tandem_running_requests"  # gauge
-    WAITING = "tandem_waiting_requests"  # gauge
 
 
 class Origin(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -50,6 +51,7 @@ class Request:
     drafts: int = 0  # verified so far
     accepted0: int = 0  # of these, accepted at position 0
     finish: Finish | None = None
+    arrived_seconds: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from tandem_worker.contract import Metric, Origin
+from tandem_worker.contract import Metric, Origin, show_build
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Finish, Request
 from tandem_worker.engine.speedup import Speedup
@@ -19,28 +20,7 @@ OUTCOMES = {
     Finish.FAILED: "failed",
 }
 STEP_BUCKETS_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-
-HELP = {
-    Metric.DRAFTS: "Drafts that the target verified",
-    Metric.DRAFT_TOKENS: "Tokens in these drafts",
-    Metric.ACCEPTED_TOKENS: "Drafted tokens that the target accepted",
-    Metric.ACCEPTED_PER_POSITION: "Drafted tokens accepted, by their position in the draft",
-    Metric.ACCEPT_LENGTH: "Tokens emitted per round, the target's own included",
-    Metric.REQUESTS: "Requests that have ended, by outcome",
-    Metric.PROMPT_TOKENS: "Prompt tokens of requests that have ended",
-    Metric.GENERATED_TOKENS: "Tokens generated",
-    Metric.FINISHED_N: "Finished requests, n",
-    Metric.FINISHED_D: "Drafts d, summed over finished requests",
-    Metric.FINISHED_A: "Drafts accepted at position 0, a, summed over finished requests",
-    Metric.FINISHED_DD: "d * d summed over finished requests",
-    Metric.FINISHED_AA: "a * a summed over finished requests",
-    Metric.FINISHED_DA: "d * a summed over finished requests",
-    Metric.STEP_SECONDS: "Time of one forward, by phase and number of requests in it",
-    Metric.SPECULATION_ENABLED: "Whether the engine speculates now",
-    Metric.SPEEDUP: "Estimated speed with speculation over speed without, from step times",
-    Metric.RUNNING: "Requests that hold pages",
-    Metric.WAITING: "Requests that wait for a place",
-}
+REQUEST_BUCKETS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 
 
 class Metrics:
@@ -49,6 +29,7 @@ class Metrics:
     def __init__(self, revision: str, draft_length: int, max_batch: int, speedup: Speedup) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
+        show_build("worker", self.registry)
         self.speedup = speedup
         self._revision = revision
         positions = [str(position) for position in range(draft_length)]
@@ -68,6 +49,7 @@ class Metrics:
         }
         lengths = [float(length) for length in range(1, draft_length + 2)]
         self._accept_length = self._histograms(Metric.ACCEPT_LENGTH, lengths, origin=Origin)
+        self._request_seconds = self._histograms(Metric.REQUEST_SECONDS, REQUEST_BUCKETS_SECONDS, origin=Origin)
         batches = [str(batch) for batch in range(1, max_batch + 1)]
         self._steps = self._histograms(Metric.STEP_SECONDS, STEP_BUCKETS_SECONDS, phase=Phase, batch=batches)
         self.speculating = self._gauge(Metric.SPECULATION_ENABLED)
@@ -99,6 +81,7 @@ class Metrics:
         self._requests[origin, outcome].inc()
         self._prompt_tokens[origin].inc(len(request.prompt))
         if outcome == "finished":
+            self._request_seconds[origin,].observe(time.monotonic() - request.arrived_seconds)
             d, a = request.drafts, request.accepted0
             for metric, value in zip(self._finished, (1, d, a, d * d, a * a, d * a), strict=True):
                 self._finished[metric][origin].inc(value)
@@ -108,17 +91,17 @@ class Metrics:
         self._waiting.set(waiting)
 
     def _gauge(self, metric: Metric) -> Gauge:
-        return Gauge(metric, HELP[metric], ["revision"], registry=self.registry).labels(self._revision)
+        return Gauge(metric, metric.help, metric.labels, registry=self.registry).labels(self._revision)
 
     def _by_origin(self, metric: Metric) -> dict[str, Counter]:
         return {origin: counter for (origin,), counter in self._counters(metric, origin=Origin).items()}
 
     def _counters(self, metric: Metric, **labels: Iterable[str]) -> dict[tuple[str, ...], Counter]:
-        family = Counter(metric, HELP[metric], ["revision", *labels], registry=self.registry)
+        family = Counter(metric, metric.help, metric.labels, registry=self.registry)
         return {values: family.labels(self._revision, *values) for values in product(*labels.values())}
 
     def _histograms(
         self, metric: Metric, buckets: Sequence[float | str], **labels: Iterable[str]
     ) -> dict[tuple[str, ...], Histogram]:
-        family = Histogram(metric, HELP[metric], ["revision", *labels], buckets=buckets, registry=self.registry)
+        family = Histogram(metric, metric.help, metric.labels, buckets=buckets, registry=self.registry)
         return {values: family.labels(self._revision, *values) for values in product(*labels.values())}
