@@ -281,9 +281,10 @@ def test_a_tied_target_lends_its_embedding_as_head(tmp_path: Path) -> None:
         ("layers.0.self_attn.q_proj.weight", "midlayer.self_attn.q_proj.weight"),
         ("model.midlayer.mlp.up_proj.weight", "midlayer.mlp.up_proj.weight"),
         ("d2t", "d2t"),
-        ("layers.1.mlp.up_proj.weight", None),
+        ("layers.1.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight"),
         ("model.model.fc.weight", None),
-        ("fc.bias", None),
+        ("aux_norm_mid.weight", "fc_norm.1.weight"),
+        ("mlp.up_proj.weight", None),
         ("layers.0.fc.weight", None),
     ],
 )

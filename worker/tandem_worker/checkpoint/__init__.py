@@ -1,6 +1,7 @@
 """Checkpoints on disk: whole or damaged, what they say they are, and who they are."""
 
-from tandem_worker.checkpoint.describe import read_drafter, read_target
+from tandem_worker.checkpoint.describe import read_target
+from tandem_worker.checkpoint.describe_drafter import read_drafter
 from tandem_worker.checkpoint.description import Drafter, Target
 from tandem_worker.checkpoint.errors import CheckpointError
 from tandem_worker.checkpoint.fingerprint import fingerprint

@@ -1,5 +1,5 @@
-"""What the builtin engine runs, as plain frozen data: a narrow view, made by `describe`, used by models and engine.
-What any checkpoint of any dialect declares is in `declared`.
+"""What the builtin models compute, as plain frozen data: a narrow view, made by `describe`, used by models, engine and
+probe. What any checkpoint of any dialect declares is in `declared`.
 
 H hidden size, V target vocabulary, Vd draft vocabulary, n decoder layers of the target.
 """
@@ -10,9 +10,51 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Target:
-    """A Llama-style target."""
+class RopeScaling:
+    """Rotary frequencies for texts longer than those of pretraining. Absent fields have transformers' defaults."""
 
+    kind: str  # linear, llama3, yarn
+    factor: float
+    original_positions: int
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    attention_factor: float | None = None  # yarn
+    truncate: bool = True  # yarn
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): sizes of the compressed queries, keys and values."""
+
+    q_lora: int | None  # None: queries are not compressed
+    kv_lora: int
+    nope_head: int  # of a query or key head, the part that is not rotated
+    rope_head: int  # and the part that is; the keys' is shared by all heads
+    value_head: int
+    interleaved: bool  # whether the rotated pairs are neighbours (x0, x1), or halves (x0, xD/2)
+
+
+@dataclass(frozen=True)
+class Moe:
+    """A mixture of experts in place of the MLP."""
+
+    experts: int
+    per_token: int
+    intermediate_size: int  # of one expert
+    normalise: bool  # whether the chosen experts' weights sum to one
+    dense_layers: frozenset[int]  # with a plain MLP
+    shared: int = 0  # experts that every token visits
+    groups: int = 1  # of experts, of which only the best `best_groups` are chosen from
+    best_groups: int = 1
+    scale: float = 1.0  # of the routed experts' sum
+
+
+@dataclass(frozen=True)
+class Target:
     architecture: str
     hidden_size: int
     intermediate_size: int
@@ -28,11 +70,18 @@ class Target:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str
+    family: str = "llama"  # whose module computes it: a key of `models.families.FAMILIES`
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False  # of the attention's output
+    mla: Mla | None = None
+    moe: Moe | None = None
+    quantized: bool = False
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """A Llama-style EAGLE-3 head with one decoder layer, as the builtin engine will read it."""
+    """An EAGLE-3 head, as the builtin engine will read it."""
 
     architecture: str
     hidden_size: int
@@ -51,3 +100,13 @@ class Drafter:
     declared_layer_ids: tuple[int, ...] | None  # as written; None: the config has none
     declared_at: str  # the field they stand in, or "default"
     capture_indexes: tuple[int, ...]  # as the builtin engine reads them, order kept
+    layers: int = 1
+    norm_before_fc: bool = False  # one norm of all captured states side by side
+    fc_norm: bool = False  # one norm for each captured state (EAGLE-3.1)
+    norm_output: bool = False  # the next step is fed the hidden state behind the final norm (EAGLE-3.1)
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False  # of queries and keys, as in Qwen3
+    rope_scaling: RopeScaling | None = None
+    mla: Mla | None = None

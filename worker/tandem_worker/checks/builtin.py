@@ -6,8 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo, read_drafter, read_target
-from tandem_worker.checkpoint.describe import STORED_DTYPES, declared_dtype
+from tandem_worker.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Drafter,
+    Target,
+    TensorInfo,
+    read_drafter,
+    read_target,
+)
+from tandem_worker.checkpoint.describe_parts import STORED_DTYPES, declared_dtype
 from tandem_worker.checkpoint.errors import error, listed
 from tandem_worker.checkpoint.tensors import FLOATS
 from tandem_worker.checks.pairing import Pairing
@@ -25,13 +33,66 @@ def narrow_reading(pairing: Pairing) -> Iterable[Finding]:
     if pairing.engine.name != "builtin":
         return
     target = read_target(pairing.target.checkpoint)
+    drafter = None
     try:
-        read_drafter(pairing.drafter.checkpoint, target)
+        drafter = read_drafter(pairing.drafter.checkpoint, target)
     except CheckpointError as failure:
         yield from failure.findings
-    yield from _dtypes("target", pairing.target.checkpoint, list(pairing.target.checkpoint.tensors))
+    served = [*unserved(target, drafter, pairing.target.checkpoint, pairing.drafter.checkpoint)]
+    yield from served
+    if not served:
+        yield from _dtypes("target", pairing.target.checkpoint, list(pairing.target.checkpoint.tensors))
     yield from _dtypes("drafter", pairing.drafter.checkpoint, [tensor.name for tensor in pairing.parameters.values()])
-    yield from _target_shapes_agree(target, pairing.target.checkpoint)
+    if not served:
+        yield from _target_shapes_agree(target, pairing.target.checkpoint)
+
+
+def unserved(
+    target: Target, drafter: Drafter | None, target_checkpoint: Checkpoint, drafter_checkpoint: Checkpoint | None
+) -> Iterable[Finding]:
+    """What the models compute, and so the probe runs, but the engine does not serve: its cache holds plain keys and
+    values, and its weights are floats that are all in memory.
+    """
+    reasons = []
+    if target.mla or (drafter and drafter.mla):
+        reasons.append("latent attention")
+    if target.moe:
+        reasons.append("experts")
+    if target.quantized:
+        reasons.append("quantised weights")
+    if reasons:
+        checkpoint = target_checkpoint if target.moe or target.mla or target.quantized else drafter_checkpoint
+        assert checkpoint is not None
+        architecture = target.architecture if checkpoint is target_checkpoint or not drafter else drafter.architecture
+        yield error(
+            "TDM-NOT-SERVED",
+            f"{architecture} has {' and '.join(reasons)}, which the builtin engine probes but does not serve.",
+            file=checkpoint.config.file,
+            where="architectures",
+            found=architecture,
+            expected="a Llama, Mistral, Qwen2 or Qwen3 target of floats, and a drafter with plain attention",
+            action="Serve the pair with SGLang or vLLM; validate it for that engine.",
+        )
+
+
+def beyond_kernels(target: Target, drafter: Drafter | None) -> list[str]:
+    """What the models and the engine on a CPU compute, and the kernels of a GPU do not yet."""
+    lacks = {
+        "biases of attention": target.qkv_bias or target.out_bias,
+        "norms of queries and keys": target.family == "qwen3",
+        "rotary scaling": target.rope_scaling is not None,
+    }
+    if drafter:
+        lacks |= {
+            "the drafter's biases": drafter.qkv_bias or drafter.out_bias or drafter.fc_bias,
+            "the drafter's norms of queries and keys": drafter.qk_norm,
+            "the drafter's rotary scaling": drafter.rope_scaling is not None,
+            "norm_before_fc": drafter.norm_before_fc,
+            "fc_norm": drafter.fc_norm,
+            "norm_output": drafter.norm_output,
+            "a drafter of several layers": drafter.layers > 1,
+        }
+    return [name for name, wanted in lacks.items() if wanted]
 
 
 def _target_shapes_agree(target: Target, checkpoint: Checkpoint) -> Iterable[Finding]:
@@ -73,7 +134,7 @@ def _shape_differs(tensor: TensorInfo, shape: Shape, count: int) -> Finding:
 def _target_shapes(target: Target) -> Mapping[str, Shape]:
     hidden, wide = target.hidden_size, target.intermediate_size
     queries, keys = target.heads * target.head_dim, target.kv_heads * target.head_dim
-    layer = {
+    layer: dict[str, Shape] = {
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),
         "self_attn.v_proj": (keys, hidden),
@@ -84,6 +145,13 @@ def _target_shapes(target: Target) -> Mapping[str, Shape]:
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
     }
+    if target.family == "qwen3":
+        layer |= {f"self_attn.{name}_norm": (target.head_dim,) for name in "qk"}
+    parts = {f"{name}.weight": shape for name, shape in layer.items()}
+    if target.qkv_bias:
+        parts |= {f"self_attn.{name}_proj.bias": layer[f"self_attn.{name}_proj"][:1] for name in "qkv"}
+    if target.out_bias:
+        parts["self_attn.o_proj.bias"] = (hidden,)
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (target.vocab_size, hidden),
         "model.norm.weight": (hidden,),
@@ -91,7 +159,7 @@ def _target_shapes(target: Target) -> Mapping[str, Shape]:
     if not target.tie_word_embeddings:
         shapes["lm_head.weight"] = (target.vocab_size, hidden)
     for i in range(target.layers):
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in parts.items()}
     return shapes
 
 

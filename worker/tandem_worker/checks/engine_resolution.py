@@ -254,8 +254,8 @@ def _parameters(
 
 def _may_be_absent(name: str, drafter: DeclaredDrafter) -> bool:
     """Parameters that do no harm when nothing provides them: they are not there, or norms of ones."""
-    if name.endswith("hidden_norm.weight") and not drafter.aux:
-        return True
+    if name.endswith("hidden_norm.weight") and (not drafter.aux or name.startswith("layers.")):
+        return True  # of further layers, vLLM has it and does not use it
     if name == "norm.weight" and drafter.flags.get("eagle_config.use_last_layernorm") is False:
         return True
     if name == "midlayer.input_layernorm.weight":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem_worker.checkpoint.declared import DeclaredDrafter, DeclaredTarget, Dimensions
-from tandem_worker.checkpoint.describe import STORED_DTYPES
+from tandem_worker.checkpoint.describe_parts import STORED_DTYPES
 from tandem_worker.checkpoint.errors import Details, error, listed, note, warning
 from tandem_worker.checkpoint.tensors import FLOATS
 from tandem_worker.checks.names import SCALES

@@ -40,6 +40,10 @@ class EngineOptions:
     device: str = "cpu"
     kernels: bool | None = None  # None: on a GPU; True on a CPU runs them in Triton's interpreter
 
+    @property
+    def on_kernels(self) -> bool:
+        return torch.device(self.device).type == "cuda" if self.kernels is None else self.kernels
+
 
 DEFAULT_CONTEXT = 2048
 
@@ -237,7 +241,7 @@ def _runner(
     llama: Llama, eagle3: Eagle3 | None, page_count: int, context_limit: int, options: EngineOptions
 ) -> Runner | GpuRunner:
     device = torch.device(options.device)
-    if not (device.type == "cuda" if options.kernels is None else options.kernels):
+    if not options.on_kernels:
         return Runner(llama, eagle3, page_count, Placement(options.dtype, device))
     from tandem_worker.engine.gpu_runner import GpuRunner
 

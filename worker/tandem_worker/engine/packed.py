@@ -92,6 +92,7 @@ def pack_drafter(eagle3: Eagle3) -> PackedDrafter:
         drafter.rms_norm_eps,
         drafter.rope_theta,
     )
+    assert isinstance(middle.self_attn, Attention)  # nothing else is served (`checks.builtin.unserved`)
     gains = middle.input_layernorm.weight, middle.hidden_norm.weight
     return PackedDrafter(
         shape,

@@ -65,7 +65,7 @@ class Runner:
         if eagle3 is not None:
             drafter = eagle3.drafter
             self.capture = drafter.capture_indexes
-            self.drafter_cache = Cache(1, page_count, drafter.kv_heads, drafter.head_dim, *placement)
+            self.drafter_cache = Cache(drafter.layers, page_count, drafter.kv_heads, drafter.head_dim, *placement)
             self.target_ids = eagle3.target_ids  # [Vd]
 
     @torch.inference_mode()
@@ -165,17 +165,19 @@ class Runner:
         def behind_last(module: nn.Module, arguments: Any, output: Tensor) -> None:
             observed.streams[len(layers)] = output
 
-        def entering_fc(module: nn.Module, arguments: tuple[Tensor]) -> None:
-            observed.fc_input = arguments[0]
+        fuse = self.eagle3.fuse
 
+        def watched(streams: list[Tensor]) -> Tensor:  # not fc itself: norms may stand before it
+            observed.fc_input = torch.cat(streams, -1)
+            return fuse(streams)
+
+        self.eagle3.fuse = watched  # type: ignore[method-assign]
         hooks = [layer.register_forward_pre_hook(entering(i)) for i, layer in enumerate(layers)]
-        hooks += [
-            layers[-1].register_forward_hook(behind_last),
-            self.eagle3.fc.register_forward_pre_hook(entering_fc),
-        ]
+        hooks += [layers[-1].register_forward_hook(behind_last)]
         try:
             yield observed
         finally:
+            del self.eagle3.fuse  # the method of the class shows again
             for hook in hooks:
                 hook.remove()
 

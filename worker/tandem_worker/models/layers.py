@@ -9,12 +9,14 @@ Shapes: N blocks, R rows, H hidden size, D head size, Hq query heads, Hk key and
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tandem_worker.checkpoint.description import RopeScaling
+from tandem_worker.models.rope import attention_factor, frequencies
 
 
 class Attend(Protocol):
@@ -35,17 +37,18 @@ class CausalAttention:
 
 
 class Linear(nn.Linear):
-    """y = x W^T, one product of R rows per block.
+    """y = x W^T + b, one product of R rows per block.
 
     BLAS picks another kernel, and so another order of summation, for another number of rows; one product over all N * R
     rows would make a row's bits depend on how many requests happen to run.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.bmm(x, self.weight.t().expand(len(x), -1, -1))
+        y = torch.bmm(x, self.weight.t().expand(len(x), -1, -1))
+        return y if self.bias is None else y + self.bias
 
 
 class RMSNorm(nn.Module):
@@ -61,23 +64,19 @@ class RMSNorm(nn.Module):
 class Rope(nn.Module):
     """Rotary embedding with split halves, as in Llama."""
 
-    def __init__(self, theta: float, head_dim: int) -> None:
+    def __init__(self, theta: float, head_dim: int, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        self.theta, self.head_dim = theta, head_dim
+        self.theta, self.head_dim, self.scaling = theta, head_dim, scaling
+        self.factor = attention_factor(scaling)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions [N, R] -> cosines and sines [N, R, 1, D], made once per forward. Angles are float32 always."""
-        angles = positions[..., None, None] * _frequencies(self.theta, self.head_dim, positions.device)
+        angles = positions[..., None, None] * frequencies(self.theta, self.head_dim, self.scaling, positions.device)
         angles = torch.cat([angles, angles], -1)  # [N, R, 1, D]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-@cache
-def _frequencies(theta: float, head_dim: int, device: torch.device) -> Tensor:
-    """[D / 2]"""
-    half = head_dim // 2
-    with torch.inference_mode(False):  # kept for whatever mode asks next
-        return theta ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+        cosines, sines = angles.cos(), angles.sin()
+        if self.factor != 1:
+            cosines, sines = cosines * self.factor, sines * self.factor
+        return cosines.to(dtype), sines.to(dtype)
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -87,21 +86,36 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     return x * cosines + torch.cat([-b, a], -1) * sines
 
 
+class Heads(NamedTuple):
+    """What tells one family's attention from another's."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    norm_eps: float | None = None  # queries and keys are normed, head by head, before they are rotated (Qwen3)
+
+
 class Attention(nn.Module):
-    def __init__(self, inputs: int, hidden: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, inputs: int, hidden: int, sizes: Heads) -> None:
         super().__init__()
+        heads, kv_heads, head_dim, bias, out_bias, norm_eps = sizes
         self.head_dim = head_dim
-        self.q_proj = Linear(inputs, heads * head_dim)
-        self.k_proj = Linear(inputs, kv_heads * head_dim)
-        self.v_proj = Linear(inputs, kv_heads * head_dim)
-        self.o_proj = Linear(heads * head_dim, hidden)
+        self.q_proj = Linear(inputs, heads * head_dim, bias)
+        self.k_proj = Linear(inputs, kv_heads * head_dim, bias)
+        self.v_proj = Linear(inputs, kv_heads * head_dim, bias)
+        self.o_proj = Linear(heads * head_dim, hidden, out_bias)
+        self.q_norm = self.k_norm = None
+        if norm_eps is not None:
+            self.q_norm, self.k_norm = RMSNorm(head_dim, norm_eps), RMSNorm(head_dim, norm_eps)
 
     def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         split = (-1, self.head_dim)
-        q = rotate(self.q_proj(x).unflatten(-1, split), rotary)
-        k = rotate(self.k_proj(x).unflatten(-1, split), rotary)
-        v = self.v_proj(x).unflatten(-1, split)
-        return self.o_proj(attend(layer, q, k, v).flatten(2))
+        q, k, v = (project(x).unflatten(-1, split) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self.o_proj(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(2))
 
 
 class MLP(nn.Module):

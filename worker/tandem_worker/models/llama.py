@@ -13,7 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.checkpoint.description import Target
-from tandem_worker.models.layers import MLP, Attend, Attention, CausalAttention, Linear, RMSNorm, Rope
+from tandem_worker.models.layers import MLP, Attend, Attention, CausalAttention, Heads, Linear, RMSNorm, Rope
+
+
+def heads_of(target: Target, norm_eps: float | None = None) -> Heads:
+    return Heads(target.heads, target.kv_heads, target.head_dim, target.qkv_bias, target.out_bias, norm_eps)
 
 
 class DecoderLayer(nn.Module):
@@ -21,7 +25,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         hidden = target.hidden_size
         self.input_layernorm = RMSNorm(hidden, target.rms_norm_eps)
-        self.self_attn = Attention(hidden, hidden, target.heads, target.kv_heads, target.head_dim)
+        self.self_attn = Attention(hidden, hidden, heads_of(target))
         self.post_attention_layernorm = RMSNorm(hidden, target.rms_norm_eps)
         self.mlp = MLP(hidden, target.intermediate_size)
 
@@ -56,7 +60,7 @@ class Llama(nn.Module):
 
     @staticmethod
     def rotary(target: Target) -> Rope:
-        return Rope(target.rope_theta, target.head_dim)
+        return Rope(target.rope_theta, target.head_dim, target.rope_scaling)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: Collection[int] = ()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, Drafter, Target, TensorInfo
 from tandem_worker.checkpoint.errors import error, listed
-from tandem_worker.checks import drafter_parameters, parameter_name, shared_parameters
+from tandem_worker.checks import drafter_parameters, dropped_tensors, optional_parameters, shared_parameters
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 
@@ -60,8 +60,7 @@ def load_drafter(
     with torch.device("meta"):
         eagle3 = Eagle3(drafter)
     wanted = eagle3.state_dict()
-    found = {name: info for name, info in drafter_parameters(checkpoint).items() if name in wanted}
-    own = _read(found, wanted, dtype, device)
+    own = _read(drafter_parameters(checkpoint, drafter), wanted, dtype, device)
     lendable = dict(llama.named_parameters())
     shareable = shared_parameters(llama.target, drafter, lendable)
     shared = {name: lendable[key] for name, key in shareable.items() if name in wanted and name not in own}
@@ -71,8 +70,8 @@ def load_drafter(
         eagle3.requires_grad_(False).eval(),
         loaded=tuple(sorted(own)),
         shared=tuple(sorted(shared)),
-        missing=tuple(sorted(wanted.keys() - own.keys() - shared.keys() - same.keys())),
-        dropped=tuple(sorted(key for key in checkpoint.tensors if parameter_name(key) is None)),
+        missing=tuple(sorted(wanted.keys() - own.keys() - shared.keys() - optional_parameters(drafter))),
+        dropped=dropped_tensors(checkpoint, drafter),
     )
 
 

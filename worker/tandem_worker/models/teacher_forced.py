@@ -9,6 +9,7 @@ Shapes: B sequences, T positions, H hidden size, D head size, K draft length, Vd
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 
 import torch
 from torch import Tensor
@@ -26,14 +27,15 @@ class UnrolledAttention:
     """
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Tensor, Tensor]] = []  # keys and values of each step, [B, Hq, T, D]
+        self.layers: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        """Of each layer the keys and values of each step, [B, Hq, T, D]."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[2] // k.shape[2]
         query = q.transpose(1, 2)  # [B, Hq, T, D]
         key, value = (x.transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
-        self.steps.append((key, value))
-        (k0, v0), own = self.steps[0], self.steps[1:]
+        self.layers[layer].append((key, value))
+        (k0, v0), *own = self.layers[layer]
         if not own:
             return CausalAttention()(layer, q, k, v)
         t = q.shape[1]
@@ -56,6 +58,8 @@ def draft_everywhere(
     fused: bool = True,
     target_ids: Tensor | None = None,
     norm_before_residual: bool | None = None,
+    norm_before_fc: bool | None = None,
+    norm_output: bool | None = None,
     embedding: Tensor | None = None,
 ) -> Tensor:
     """Greedy drafts after every position t whose next token is known.
@@ -66,9 +70,13 @@ def draft_everywhere(
     The rest overrides the wiring: `fused` False takes the one stream given as the feature, without fc; `target_ids`
     [Vd] replaces draft id + d2t; `embedding` [V, H] replaces the drafter's table.
     """
+    drafter = copy.copy(drafter)  # shares the parameters
     if norm_before_residual is not None:
-        drafter = copy.copy(drafter)  # shares the parameters
         drafter.norm_before_residual = norm_before_residual
+    if norm_before_fc is not None:
+        drafter.norm_before_fc = norm_before_fc
+    if norm_output is not None:
+        drafter.norm_output = norm_output
     table = drafter.embed_tokens.weight if embedding is None else embedding
     target_ids = drafter.target_ids if target_ids is None else target_ids
     feature = drafter.fuse(streams) if fused else streams[0]

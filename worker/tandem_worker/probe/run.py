@@ -101,7 +101,7 @@ def _watched(drafter: Eagle3) -> Iterator[list[bool]]:
 
 def _not_finite(of: str, model: nn.Module, pair: Pair) -> Finding:
     checkpoint = pair.target_checkpoint if of == "target" else pair.drafter_checkpoint
-    own = checkpoint.tensors if of == "target" else drafter_parameters(checkpoint)
+    own = checkpoint.tensors if of == "target" else drafter_parameters(checkpoint, pair.drafter)
     for name, weight in model.named_parameters():
         bad = int((~torch.isfinite(weight)).sum())
         if bad and name in own:

@@ -25,6 +25,7 @@ from tandem_worker.checkpoint import (
     read_target,
 )
 from tandem_worker.checks import resolve
+from tandem_worker.checks.builtin import beyond_kernels, unserved
 from tandem_worker.contract import (
     ExitCode,
     Fingerprints,
@@ -138,6 +139,13 @@ def _open(settings: Settings) -> Pair:
             raise CannotStart(ExitCode.CHECKPOINT_CHANGED, "CheckpointChanged", message, found)
     target = read_target(target_checkpoint)
     drafter = read_drafter(drafter_checkpoint, target) if drafter_checkpoint else None
+    refused = [*unserved(target, drafter, target_checkpoint, drafter_checkpoint)]
+    if refused:
+        raise CheckpointError(*refused)
+    lacking = beyond_kernels(target, drafter) if settings.engine.on_kernels else []
+    if lacking:
+        message = f"The engine's kernels do not compute {', '.join(lacking)}. Serve the pair on a CPU, SGLang or vLLM."
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message)
     return Pair(target_checkpoint, target, drafter_checkpoint, drafter, found)
 
 
