@@ -88,6 +88,8 @@ def _samples(shown: _Shown) -> Iterator[Sample]:
     for condition in status.conditions:
         for state in ("True", "False", "Unknown"):
             yield OperatorMetric.CONDITION, (condition.type, state), float(condition.status == state)
+    paused = any(c.type == "Progressing" and c.reason == "Paused" for c in status.conditions)
+    yield OperatorMetric.PAUSED, (), float(paused)
     yield OperatorMetric.WEIGHT, (), status.weight / 100
     yield OperatorMetric.QUARANTINED, (), len(status.quarantined)
     last = max((entry.at.timestamp() for entry in status.quarantined), default=0.0)

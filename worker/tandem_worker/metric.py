@@ -93,6 +93,8 @@ class OperatorMetric(_Described):
         "Share of the replicas that the canary has, 0 to 1"
     STEP_STARTED = "tandem_specdep_canary_step_started_timestamp_seconds", Kind.GAUGE, "namespace specdep", "seconds", \
         "When the canary's present step began; absent without a canary"
+    PAUSED = "tandem_specdep_rollout_paused", Kind.GAUGE, "namespace specdep", "0 or 1", \
+        "1 while the rollout waits for a person, by spec.paused or at a step that pauses"
     QUARANTINED = "tandem_specdep_quarantined_revisions", Kind.GAUGE, "namespace specdep", "revisions", \
         "Revisions in quarantine"
     ROLLED_BACK_AT = "tandem_specdep_last_rollback_timestamp_seconds", Kind.GAUGE, "namespace specdep", "seconds", \
