@@ -5,19 +5,29 @@
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
+# On a machine without network: what `make bundle` made elsewhere, beside this machine's own python3 and its torch.
+ifdef BUNDLE
+PYTHON = python3
+export TANDEM_BUNDLE := $(abspath $(BUNDLE))
+export TANDEM_KUBE_BIN = $(shell $(SETUP) path)/localkube
+endif
+
 # The environment holds the dependencies only: a checkout runs its own code, whoever else uses the environment.
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/worker:$(CURDIR)/hack
 SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics findings bench-analysis constraints clean venv kube
+.PHONY: help bench-static bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics findings bench-analysis constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: venv kube ## four acts on a real API server, judged by themselves (KEEP=1 leaves it running, JSON=file)
-	@$(RUN) demo run $(if $(KEEP),--keep) $(if $(JSON),--json $(JSON))
+demo: venv kube ## four acts on a real API server, judged by themselves (KEEP=1 JSON=file DEVICE=cuda FAULTS=1 BUNDLE=folder)
+	@$(RUN) demo run $(if $(KEEP),--keep) $(if $(JSON),--json $(JSON)) $(if $(DEVICE),--device $(DEVICE)) $(if $(FAULTS),--faults)
+
+bundle: venv kube ## build/bundle: what the demo needs on a GPU machine without network (HAS=file names what it has)
+	@$(RUN) bundle build/bundle $(if $(HAS),--has $(HAS))
 
 demo-down: venv ## stop what `make demo KEEP=1` left
 	@$(RUN) demo down

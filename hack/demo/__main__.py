@@ -6,8 +6,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from demo.acts import ACTS, GOOD, Act, Ending, Figures, Stage
+from demo.acts import ACTS, GOOD, Act, Device, Ending, Figures, Stage
+from demo.faults import faults
 from demo.install import CLUSTERS, EXAMPLES, HOME, TINY_PAIR, install, prepare_checkpoints, provide_volume
 from demo.judge import Check
 from demo.load import read_prompts
@@ -24,10 +26,13 @@ from demo.pairs import CLAIM
 from demo.watch import View, told
 from demo.world import ActFailed, watched_world
 from localcluster.cluster import Cluster, ClusterError
+from localcluster.gpus import machine_gpus
+from localcluster.settings import Gpu
 from tools.once import ToolError
 
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 DEMO, STANDING = "demo", "tandem"
+CLAIMED_GPUS, GPU_SHARES = 16, 8
 LOG_COLUMNS = 140
 
 
@@ -44,27 +49,37 @@ class Result:
 @app.command()
 def run(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running afterwards.")] = False,
+    device: Annotated[Device, typer.Option(help="What the workers run on.")] = Device.CPU,
+    with_faults: Annotated[bool, typer.Option("--faults", help="Then the faults, too.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the acts and their figures here.")] = None,
 ) -> None:
-    """Play the four acts on a fresh cluster."""
+    """Play the four acts on a fresh cluster, and what follows them."""
     console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     view = View(console)
     Cluster(DEMO, CLUSTERS).stop()
     checkpoints = HOME / "checkpoints"
     prepare_checkpoints(checkpoints)
-    cluster = _cluster(DEMO, view.say, checkpoints, outlives_caller=keep)
+    acts = (*ACTS, *(faults(device) if with_faults else ()))
+    gpus = machine_gpus() if device is Device.CUDA else ()
+    cluster = _cluster(DEMO, view.say, checkpoints, outlives_caller=keep, gpus=gpus)
     try:
         provide_volume(cluster, CLAIM, checkpoints)
-        results = asyncio.run(_play(cluster, view))
+        results = asyncio.run(_play(cluster, view, device, acts))
     finally:
         if not keep:
             cluster.stop()
     console.print(_summary(results))
     if json_file:
-        json_file.write_text(json.dumps({"acts": [asdict(result) for result in results]}, indent=2) + "\n")
+        report = {
+            "device": device,
+            "gpus": [gpu.name for gpu in gpus],
+            "date": datetime.now(UTC).date().isoformat(),
+            "acts": [asdict(result) for result in results],
+        }
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
     if keep:
         console.print(_next_commands(cluster), soft_wrap=True, markup=False, highlight=False)
-    if len(results) < len(ACTS) or not all(result.passed for result in results):
+    if len(results) < len(acts) or not all(result.passed for result in results):
         raise typer.Exit(1)
 
 
@@ -98,9 +113,15 @@ def down() -> None:
         Cluster(name, CLUSTERS).stop()
 
 
-def _cluster(name: str, say: Callable[[str], None], host_path: Path, outlives_caller: bool) -> Cluster:
+def _cluster(
+    name: str, say: Callable[[str], None], host_path: Path, outlives_caller: bool, gpus: Sequence[Gpu] = ()
+) -> Cluster:
     say("control plane and node start (usually 10 s)")
-    cluster = Cluster.start(name, CLUSTERS, outlives_caller=outlives_caller)
+    for gpu in gpus:
+        say(f"{gpu.name}, {gpu.memory_mib} MiB, offered {GPU_SHARES} times: its workers take turns on it")
+    cluster = Cluster.start(
+        name, CLUSTERS, outlives_caller=outlives_caller, gpus=gpus or CLAIMED_GPUS, gpu_shares=GPU_SHARES
+    )
     say("CRD, rights and operator are applied; the operator starts under its own service account (usually 10 s)")
     try:
         install(cluster, allowed_host_paths=(host_path,))
@@ -110,13 +131,13 @@ def _cluster(name: str, say: Callable[[str], None], host_path: Path, outlives_ca
     return cluster
 
 
-async def _play(cluster: Cluster, view: View) -> list[Result]:
+async def _play(cluster: Cluster, view: View, device: Device, acts: Sequence[tuple[str, Act]]) -> list[Result]:
     results: list[Result] = []
     async with watched_world(str(cluster.kubeconfig)) as world:
         world.on_change = view.changed
-        stage = Stage(cluster, world, read_prompts(TINY_PAIR / "prompts.jsonl"), view.say)
+        stage = Stage(cluster, world, read_prompts(TINY_PAIR / "prompts.jsonl"), view.say, device)
         with view.live(world.objects):
-            for number, (name, act) in enumerate(ACTS, start=1):
+            for number, (name, act) in enumerate(acts, start=1):
                 view.title(f"Act {number}: {name}", act.__doc__ or "")
                 results.append(await _judged(name, act, stage, view))
                 if not results[-1].finished:

@@ -34,14 +34,14 @@ def good_pair(shown: Shown, with_speculation: Measured, without: Measured) -> li
     probe = status.validation.probe if status.validation else None
     length = _length(with_speculation.counts)
     return [
-        _condition(shown, "Validated", "True", "the pair was proven by running it before it served"),
+        condition(shown, "Validated", "True", "the pair was proven by running it before it served"),
         Check("the proof has figures", probe is not None, f"accept length {probe.accept_length}" if probe else "none"),
-        _condition(shown, "Ready", "True", "it serves"),
-        _condition(shown, "SpeculationActive", "True", "it speculates"),
+        condition(shown, "Ready", "True", "it serves"),
+        condition(shown, "SpeculationActive", "True", "it speculates"),
         Check("the target accepts the drafts of client requests", length >= LEAST_ACCEPT_LENGTH, f"{length:.2f}"),
         Check("without speculation nothing is drafted", not without.counts.drafts, f"{without.counts.drafts} drafts"),
-        _no_failure(with_speculation.load),
-        _no_failure(without.load),
+        no_failure(with_speculation.load),
+        no_failure(without.load),
     ]
 
 
@@ -51,7 +51,7 @@ def miswired(shown: Shown, stable: str, revisions: Set[str], load: Statistics) -
     indexes = validation.capture_indexes if validation else None
     wired, trained = (indexes.engine, indexes.trained_on) if indexes else ([], None)
     return [
-        _condition(shown, "Validated", "False", "the pair was refused"),
+        condition(shown, "Validated", "False", "the pair was refused"),
         Check(
             "because it does not fit", validation is not None and validation.verdict == "DoesNotFit", _verdict(shown)
         ),
@@ -59,8 +59,8 @@ def miswired(shown: Shown, stable: str, revisions: Set[str], load: Statistics) -
         Check("and what the drafter was trained on", trained == [2, 4, 5], f"trained on {trained}"),
         Check("no worker pod of it ever existed", revisions == {stable}, f"pods of {_listed(revisions)}"),
         _stable(shown, stable),
-        _condition(shown, "Ready", "True", "and it is ready"),
-        _no_failure(load),
+        condition(shown, "Ready", "True", "and it is ready"),
+        no_failure(load),
     ]
 
 
@@ -69,7 +69,7 @@ def foreign(shown: Shown, stable: str, written: Manifest, canary: Counts, load: 
     status = shown.resource.status
     entry = status.quarantined[-1] if status.quarantined else None
     return [
-        _condition(shown, "Validated", "True", "on paper the pair fits"),
+        condition(shown, "Validated", "True", "on paper the pair fits"),
         Check(
             "client requests reached the canary",
             canary.user_requests >= LEAST_CANARY_REQUESTS,
@@ -78,34 +78,34 @@ def foreign(shown: Shown, stable: str, written: Manifest, canary: Counts, load: 
         Check(
             "it collapsed under them", entry is not None and entry.reason in COLLAPSES, entry.message if entry else ""
         ),
-        _condition(shown, "RolledBack", "True", "it was rolled back"),
+        condition(shown, "RolledBack", "True", "it was rolled back"),
         Check("its revision is quarantined", entry is not None and entry.revision != stable, _quarantine(shown)),
         Check(
             "no canary is left", not status.canary_revision and not status.weight, f"{status.canary_revision or '-'}"
         ),
         _stable(shown, stable),
         Check("the spec still says what the user wrote", _says(shown, written), "compared field by field"),
-        _no_failure(load),
+        no_failure(load),
     ]
 
 
 def nothing_to_go_back_to(shown: Shown, after: Measured) -> list[Check]:
     """`after`: client requests once speculation was off."""
     return [
-        _condition(shown, "Ready", "True", "the target serves"),
-        _condition(shown, "SpeculationActive", "False", "with speculation off"),
+        condition(shown, "Ready", "True", "the target serves"),
+        condition(shown, "SpeculationActive", "False", "with speculation off"),
         Check("the revision is quarantined", bool(shown.resource.status.quarantined), _quarantine(shown)),
         Check("nothing is drafted any more", not after.counts.drafts, f"{after.counts.drafts} drafts"),
-        _no_failure(after.load),
+        no_failure(after.load),
     ]
 
 
-def _condition(shown: Shown, kind: str, wanted: str, told: str) -> Check:
+def condition(shown: Shown, kind: str, wanted: str, told: str) -> Check:
     found = shown.status_of(kind)
     return Check(told, found == wanted, f"{kind}={found}")
 
 
-def _no_failure(load: Statistics) -> Check:
+def no_failure(load: Statistics) -> Check:
     kinds = ", ".join(f"{count} x {kind}" for kind, count in load.failures.items())
     found = f"{load.failed} of {load.requests} requests failed" + (f": {kinds}" if kinds else "")
     return Check("no client request failed", load.requests > 0 and load.failed == 0, found)

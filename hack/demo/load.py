@@ -40,6 +40,8 @@ class Outcome:
     seconds: float
     tokens: int = 0
     failure: str = ""
+    prompt: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,15 +140,15 @@ async def complete(session: aiohttp.ClientSession, load: Load, number: int) -> O
     }
     if stream:
         body["stream_options"] = {"include_usage": True}
-    start = time.monotonic()
+    start, prompt = time.monotonic(), str(body["prompt"])
     try:
         async with session.post(f"{load.url}/v1/completions", json=body) as response:
             if response.status != 200:
-                return Outcome(time.monotonic() - start, failure=f"HTTP {response.status}")
-            tokens = await (_streamed(response) if stream else _whole(response))
-    except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
-        return Outcome(time.monotonic() - start, failure=failure_kind(error))
-    return Outcome(time.monotonic() - start, tokens, failure="" if tokens else "empty answer")
+                return Outcome(time.monotonic() - start, failure=f"HTTP {response.status}", prompt=prompt)
+            tokens, text = await (_streamed(response) if stream else _whole(response))
+    except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
+        return Outcome(time.monotonic() - start, failure=failure_kind(error), prompt=prompt)
+    return Outcome(time.monotonic() - start, tokens, "" if tokens else "empty answer", prompt, text)
 
 
 def failure_kind(error: Exception) -> str:
@@ -157,24 +159,27 @@ def failure_kind(error: Exception) -> str:
         return "connection refused"
     if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError, EOFError)):
         return "connection lost"
-    if isinstance(error, ValueError | KeyError | aiohttp.ContentTypeError):
+    if isinstance(error, ValueError | LookupError | aiohttp.ContentTypeError):
         return "not an OpenAI answer"
     return type(error).__name__
 
 
-async def _whole(response: aiohttp.ClientResponse) -> int:
+async def _whole(response: aiohttp.ClientResponse) -> tuple[int, str]:
+    """Tokens and text."""
     answer = await response.json()
-    return int(answer["usage"]["completion_tokens"])
+    return int(answer["usage"]["completion_tokens"]), str(answer["choices"][0]["text"])
 
 
-async def _streamed(response: aiohttp.ClientResponse) -> int:
-    """Tokens of a stream of server-sent events. One that ends before its `[DONE]` was cut off."""
-    tokens = 0
+async def _streamed(response: aiohttp.ClientResponse) -> tuple[int, str]:
+    """Of a stream of server-sent events. One that ends before its `[DONE]` was cut off."""
+    tokens, text = 0, ""
     async for line in response.content:
         data = line.decode().strip().removeprefix("data:").strip()
         if data == "[DONE]":
-            return tokens
-        if data and (usage := json.loads(data).get("usage")):
+            return tokens, text
+        event = json.loads(data) if data else {}
+        text += "".join(choice["text"] for choice in event.get("choices", ()))
+        if usage := event.get("usage"):
             tokens = int(usage["completion_tokens"])
     raise ConnectionError("the stream ended before [DONE]")
 

@@ -37,8 +37,18 @@ def pair(name: str, drafter: str, mode: str, trained_on: Sequence[int] = ()) -> 
     )
 
 
-def target_only(name: str) -> Manifest:
-    return _resource(name, {"speculation": {"enabled": False}})
+def target_only(name: str, folder: str = "target") -> Manifest:
+    return _resource(name, {"speculation": {"enabled": False}, "target": {"source": _source(folder)}})
+
+
+def on_gpu(manifest: Manifest, memory_fraction: float, kernel_cache: str) -> Manifest:
+    """The same object, its workers on a share of a GPU. The cache of compiled kernels outlives its pods."""
+    spec = manifest["spec"]
+    engine = {"gpuMemoryFraction": memory_fraction, **spec.get("engine", {})}
+    pod = spec.get("pod", {})
+    env = [*pod.get("env", []), {"name": "TRITON_CACHE_DIR", "value": kernel_cache}]
+    placed = {"resources": {"limits": {"nvidia.com/gpu": "1"}}, "engine": engine, "pod": {**pod, "env": env}}
+    return {**manifest, "spec": {**spec, **placed}}
 
 
 def _resource(name: str, spec: Manifest) -> Manifest:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from demo.pairs import Manifest
 from tandem_operator import names
-from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
+from tandem_operator.api import GROUP, PLURAL, VERSION, Condition, SpeculativeDeployment
 from tandem_operator.api.status import Counts
 from tandem_operator.engines.builtin import read_counts
 from tandem_operator.kube import PodObject
@@ -74,11 +74,21 @@ class Shown:
 
     def status_of(self, condition: str) -> str:
         """`True`, `False` or `Unknown`, of the present spec: what was said of an earlier one counts as Unknown."""
+        seen = self._present(condition)
+        return seen.status if seen else "Unknown"
+
+    def reason_of(self, condition: str) -> str:
+        seen = self._present(condition)
+        return seen.reason if seen else ""
+
+    def message_of(self, condition: str) -> str:
+        seen = self._present(condition)
+        return seen.message if seen else ""
+
+    def _present(self, condition: str) -> Condition | None:
         generation = self.resource.metadata.generation
-        for seen in self.resource.status.conditions:
-            if seen.type == condition:
-                return seen.status if seen.observed_generation == generation else "Unknown"
-        return "Unknown"
+        conditions = (seen for seen in self.resource.status.conditions if seen.observed_generation == generation)
+        return next((seen for seen in conditions if seen.type == condition), None)
 
 
 @dataclass(frozen=True)

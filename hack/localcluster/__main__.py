@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from localcluster.build import KUBE
+from localcluster.build import binaries
 from localcluster.cluster import DEFAULT_NAME, Cluster, ClusterError
+from localcluster.gpus import machine_gpus
 from tools.once import ToolError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -26,9 +27,13 @@ def up(
     name: Name = DEFAULT_NAME,
     directory: Directory = None,
     gpus: Annotated[int, typer.Option(help="nvidia.com/gpu that the node claims to have.")] = 16,
+    gpu_shares: Annotated[
+        int, typer.Option(min=0, help="Offer this machine's own GPUs instead, each to so many containers at a time.")
+    ] = 0,
 ) -> None:
     """Start the cluster, or find it running, and say how to use it."""
-    cluster = Cluster.start(name, directory, gpus=gpus, outlives_caller=True)
+    offered = machine_gpus() if gpu_shares else gpus
+    cluster = Cluster.start(name, directory, gpus=offered, gpu_shares=gpu_shares or 1, outlives_caller=True)
     print(f"cluster {name} is up\n\n  export KUBECONFIG={cluster.kubeconfig}")
     print(f"  {cluster.layout.binaries / 'kubectl'} get nodes")
 
@@ -70,8 +75,8 @@ def kubectl(context: typer.Context, name: Name = DEFAULT_NAME, directory: Direct
 
 @app.command("build")
 def build_() -> None:
-    """Build the Kubernetes binaries if the cache does not hold them, and print where they are."""
-    print(KUBE.build())
+    """Find the Kubernetes binaries, or build them, and print where they are."""
+    print(*sorted({str(path) for path in binaries().values()}), sep="\n")
 
 
 def _up(name: str, directory: Path | None) -> Cluster:

@@ -18,7 +18,7 @@ from typing import Self
 from localcluster import processes
 from localcluster.build import binaries
 from localcluster.paths import CHECKOUT, clusters_directory
-from localcluster.settings import Layout, ServiceAddress, ServiceTable, Settings
+from localcluster.settings import Gpu, Layout, ServiceAddress, ServiceTable, Settings
 
 DEFAULT_NAME = "tandem"
 _START_LIMIT_SECONDS = 150
@@ -48,7 +48,8 @@ class Cluster:
         name: str = DEFAULT_NAME,
         directory: Path | None = None,
         images: Mapping[str, Sequence[str]] | None = None,
-        gpus: int = 16,
+        gpus: int | Sequence[Gpu] = 16,
+        gpu_shares: int = 1,
         restart_delay_seconds: float = 1.0,
         restart_delay_limit_seconds: float = 30.0,
         owner: int | None = None,
@@ -56,13 +57,16 @@ class Cluster:
     ) -> Self:
         """Start a cluster, or find it running, and wait until pods can be scheduled.
 
-        `images` adds rows to the image table (images.py). The cluster ends with the process `owner`, this one by
+        `images` adds rows to the image table (images.py). `gpus` is how many the node claims to have, or which it has
+        (gpus.py), each for `gpu_shares` containers. The cluster ends with the process `owner`, this one by
         default, or, if it `outlives_caller`, only when stopped. Raises ClusterError, or ToolError.
         """
         cluster = cls(name, directory)
         settings = Settings(
             name=name,
-            gpus=gpus,
+            claimed_gpus=gpus if isinstance(gpus, int) else 0,
+            gpus=() if isinstance(gpus, int) else tuple(gpus),
+            gpu_shares=gpu_shares,
             images={image: list(command) for image, command in (images or {}).items()},
             restart_delay_seconds=restart_delay_seconds,
             restart_delay_limit_seconds=restart_delay_limit_seconds,

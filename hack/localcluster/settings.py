@@ -11,14 +11,26 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Gpu(Frozen):
+    uuid: str
+    name: str
+    memory_mib: int
+
+
 class Settings(Frozen):
     """`settings.json`: written once by whoever starts the cluster, read by the supervisor and by the node agent."""
 
     name: str
-    gpus: int = 16  # nvidia.com/gpu that the node advertises; nothing stands behind it
+    claimed_gpus: int = 16  # nvidia.com/gpu that the node offers without `gpus`; nothing stands behind them
+    gpus: tuple[Gpu, ...] = ()  # real ones
+    gpu_shares: int = 1  # containers that may use one of them at a time; nobody divides its memory
     images: dict[str, list[str]] = {}  # more rows for the table in images.py: name -> command
     restart_delay_seconds: float = 1.0  # back-off of crashing containers; a kubelet takes 10 s to 300 s
     restart_delay_limit_seconds: float = 30.0
+
+    @property
+    def offered_gpus(self) -> int:
+        return len(self.gpus) * self.gpu_shares if self.gpus else self.claimed_gpus
 
 
 class ServiceAddress(Frozen):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from setup.bundle import chosen_bundle, unpack
 from setup.progress import PipProgress
 from setup.requirements import CONSTRAINTS, Requirements, cache_dir, environment_dir
 from setup.steps import SetupError, elapsed, run_step, say
@@ -32,12 +33,14 @@ def ensure_environment(root: Path) -> Path:
     if marker.exists():
         marker.touch()
         return directory
-    check_machine()
+    bundle = chosen_bundle()
+    if not bundle:
+        check_machine()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with locked(directory.with_suffix(".lock")):
         if not marker.exists():
             remove_unused(directory.parent)
-            make_environment(root, directory)
+            unpack(bundle, directory) if bundle else make_environment(root, directory)
             marker.touch()
     return directory
 

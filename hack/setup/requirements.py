@@ -9,6 +9,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from setup.bundle import bundle_key, chosen_bundle
+
 CONSTRAINTS = "constraints.txt"
 
 
@@ -41,4 +43,6 @@ def cache_dir() -> Path:
 def environment_dir(root: Path) -> Path:
     """The virtual environment of the checkout at `root`, for the Python that runs this."""
     python = f"{sys.implementation.cache_tag}-{sys.version_info.micro}-{sys.platform}"
+    if bundle := chosen_bundle():
+        return cache_dir() / f"venv-bundle-{bundle_key(bundle, python)}"
     return cache_dir() / f"venv-{Requirements.read(root).key(python)}"

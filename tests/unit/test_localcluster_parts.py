@@ -19,6 +19,7 @@ from localcluster.agent.model import Condition, Container, FieldReference, Pod, 
 from localcluster.agent.services import endpoints, is_served
 from localcluster.agent.status import ContainerReport, Running, State, Terminated, Waiting, pod_phase, pod_status
 from localcluster.agent.volumes import write_files
+from localcluster.gpus import Allocator, NoGpu, labels, parse
 from localcluster.images import entry_point, image_name
 from localcluster.paths import CHECKOUT
 from tools.gobuild import version_numbers
@@ -395,3 +396,49 @@ def test_every_descendant_with_the_marker_ends_and_no_other(tmp_path: Path) -> N
         for process in (mine, other):
             assert process.stdout
             process.stdout.close()
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+TWO_GPUS = parse("GPU-a, NVIDIA H200, 143771\nGPU-b, NVIDIA H200, 143771\n")
+
+
+def test_gpus_are_read_from_what_nvidia_smi_prints() -> None:
+    assert [(gpu.uuid, gpu.name, gpu.memory_mib) for gpu in TWO_GPUS] == [
+        ("GPU-a", "NVIDIA H200", 143771),
+        ("GPU-b", "NVIDIA H200", 143771),
+    ]
+    assert parse("No devices were found\n") == ()
+
+
+def test_containers_get_the_gpu_that_the_fewest_share() -> None:
+    gpus = Allocator(TWO_GPUS, shares=2)
+    assert gpus.environment("pod-1", "worker", 1) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+    assert gpus.environment("pod-2", "worker", 1) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    assert gpus.environment("pod-3", "worker", 2) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert gpus.environment("pod-1", "worker", 1) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}, "a restart gets the same"
+
+
+def test_a_container_that_asks_for_no_gpu_sees_none() -> None:
+    assert Allocator(TWO_GPUS, shares=1).environment("pod", "worker", 0) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert Allocator((), shares=1).environment("pod", "worker", 1) == {}, "claimed GPUs stand for nothing"
+
+
+def test_no_more_is_given_than_there_is_and_what_a_pod_held_is_given_again() -> None:
+    gpus = Allocator(TWO_GPUS[:1], shares=2)
+    gpus.environment("pod-1", "worker", 1)
+    gpus.environment("pod-2", "worker", 1)
+    with pytest.raises(NoGpu, match=r"1 nvidia\.com/gpu wanted, 0 free"):
+        gpus.environment("pod-3", "worker", 1)
+    gpus.release("pod-1")
+    assert gpus.environment("pod-3", "worker", 1) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+
+
+def test_the_node_is_labelled_as_by_nvidias_feature_discovery() -> None:
+    assert labels(TWO_GPUS, shares=4) == {
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/gpu.memory": "143771",
+        "nvidia.com/gpu.product": "NVIDIA-H200-SHARED",
+        "nvidia.com/gpu.replicas": "4",
+    }
+    assert labels((), shares=1) == {}

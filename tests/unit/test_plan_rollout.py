@@ -340,6 +340,22 @@ def test_a_canary_that_never_starts_is_given_up_at_its_deadline_with_the_reason(
     assert not [pod for pod in world.pods.values() if not pod.ready], "nothing is left crash-looping"
 
 
+def test_a_worker_that_finds_too_little_gpu_memory_is_a_reason_in_the_conditions_until_it_starts() -> None:
+    world = World(spec("a"), lives={"a": Life(refuses="InsufficientGpuMemory")}).run(6)
+    assert world.condition("Ready")[:2] == ("False", "InsufficientGpuMemory")
+    assert world.condition("Progressing")[:2] == ("True", "InsufficientGpuMemory")
+    world.lives["a"] = Life()
+    world.run(4)
+    assert world.condition("Ready")[:2] == ("True", "Serving")
+    assert world.condition("Progressing")[:2] == ("False", "Complete")
+
+
+def test_a_worker_that_is_slower_than_it_should_be_serves_and_the_object_says_so() -> None:
+    world = World(spec("a"), lives={"a": Life(degraded="CudaGraphCaptureFailed: not permitted")}).run(6)
+    assert world.condition("Ready")[:2] == ("True", "Degraded")
+    assert "CudaGraphCaptureFailed: not permitted" in world.condition("Ready")[2]
+
+
 def test_after_a_failed_rollout_the_corrected_spec_is_applied() -> None:
     world = served("a", replicas=2)
     world.lives["stuck"] = Life(starts=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bundle.needed import needed, read_names
 from setup.constraints import pins_of
 from setup.environment import MARKER, ensure_environment, locked, remove_unused
 from setup.progress import PipProgress
@@ -163,3 +165,55 @@ def test_the_committed_constraints_pin_everything_and_name_no_address() -> None:
     assert wanted <= pinned
     assert len(pinned) == len(requirements.constraints)
     assert "://" not in (ROOT / "constraints.txt").read_text()
+
+
+# --- a bundle --------------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, code: str) -> None:
+    """One module, installed as any other wheel."""
+    info = f"{name}-1.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+    tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as archive:
+        for path, text in (
+            (f"{name}.py", code),
+            (f"{info}/METADATA", metadata),
+            (f"{info}/WHEEL", tags),
+            (f"{info}/RECORD", record),
+        ):
+            archive.writestr(path, text)
+
+
+def test_an_environment_from_a_bundle_has_its_wheels_and_the_outer_pythons_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "bundle"
+    (bundle / "wheels").mkdir(parents=True)
+    wheel(bundle / "wheels", "only_in_the_bundle", "value = 7")
+    with lzma.open(bundle / "localkube.xz", "wb") as packed:
+        packed.write(b"#!/bin/sh\necho kube\n")
+    monkeypatch.setenv("TANDEM_BUNDLE", str(bundle))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = ensure_environment(ROOT)
+    assert made == environment_dir(ROOT)
+    check = "import only_in_the_bundle, pydantic; print(only_in_the_bundle.value, pydantic.__name__)"
+    command = [str(made / "bin" / "python"), "-c", check]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7 pydantic\n"
+    assert subprocess.run([made / "localkube"], capture_output=True, text=True, check=True).stdout == "kube\n"
+
+
+def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_BUNDLE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(SetupError, match=r"is no bundle: it lacks localkube.xz"):
+        ensure_environment(ROOT)
+
+
+def test_a_bundle_carries_what_the_machine_lacks_and_nothing_that_it_has() -> None:
+    has = read_names((ROOT / "hack" / "bundle" / "has.txt").read_text())
+    wanted = needed(Requirements.read(ROOT).constraints, "3.12", has)
+    assert {"kopf", "kubernetes", "pydantic", "pydantic-core", "fastapi", "uvicorn", "orjson", "pyjwt"} <= wanted
+    assert not wanted & has
+    assert not {"mypy", "ruff", "transformers"} & wanted, "nothing of the development tools"

@@ -54,6 +54,8 @@ class Life:
     rate: float = HEALTHY  # share of drafts whose first token is accepted; as many tokens are accepted in all
     starts: bool = True
     self_test: SelfTestOutcome = SelfTestOutcome.ALIVE
+    refuses: str = ""  # reason of the worker that does not start
+    degraded: str = ""
 
 
 @dataclass
@@ -195,7 +197,9 @@ class World:
         failure = (
             WorkerFailure(reason="CheckpointChanged", message="other files", found=self.files) if changed else None
         )
-        ready = life.starts and not changed
+        if life.refuses:
+            failure = WorkerFailure(reason=life.refuses, message="told by the worker")
+        ready = life.starts and failure is None
         trouble = "" if ready else "CrashLoopBackOff"
         self.pods[uid] = Pod(uid, uid, revision, ready, False, trouble, failure, self.retries[revision])
         if ready:
@@ -207,6 +211,7 @@ class World:
                 self_test=SelfTest(outcome=life.self_test, drafts=64, accepted=40 if alive else 0),
                 speculation_enabled=alive and recipe.speculates,
                 draft_length=5,
+                degraded=life.degraded,
             )
             self.workers[uid] = Worker(status=status, counts=Counts())
 

@@ -135,12 +135,15 @@ class WorkerStatus(Frozen):
     speculation_enabled: bool
     speculation_reason: str = ""  # why it is off
     draft_length: int
+    degraded: str = ""  # why it is slower than it should be: CudaGraphCaptureFailed: ...
 
 
 class WorkerFailure(Frozen):
     """Termination message of a worker that does not start."""
 
-    reason: str  # CheckpointChanged, ResolutionDiffers, CannotLoad, CannotListen, EngineBroken
+    # CheckpointChanged, ResolutionDiffers, CannotLoad, CannotListen, EngineBroken; with a GPU also NoGpu,
+    # UnsupportedOnGpu, InsufficientGpuMemory, OutOfGpuMemory, GpuFailed
+    reason: str
     message: str
     found: Fingerprints | None = None
 

@@ -19,6 +19,7 @@ from localcluster.agent.events import Recorder
 from localcluster.agent.model import ConfigMap, Pod, Secret, Service
 from localcluster.agent.pod import Node, PodRunner
 from localcluster.agent.services import ServiceProxy
+from localcluster.gpus import Allocator
 from localcluster.settings import Layout, Settings
 
 
@@ -63,6 +64,7 @@ class Agent:
             recorder=Recorder(core, node.NODE),
             config_map=self._config_maps.get,
             secret=self._secrets.get,
+            gpus=Allocator(self._settings.gpus, self._settings.gpu_shares),
         )
 
     async def run(self) -> None:
@@ -70,7 +72,7 @@ class Agent:
         server = await logs.serve(self._address, self._layout.state, self._container)
         try:
             async with asyncio.TaskGroup() as tasks:
-                await node.register(self._core, self._address, self._settings.gpus)
+                await node.register(self._core, self._address, self._settings)
                 tasks.create_task(node.keep_alive(self._coordination))
                 everything: list[Watched[Any]] = [self._config_maps, self._secrets, self._services, self._pods]
                 for watched in everything:  # pods last: they refer to the others

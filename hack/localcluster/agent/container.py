@@ -37,7 +37,7 @@ class Surroundings:
     restart_policy: str  # Always, OnFailure, Never
     grace_seconds: float
     variables: Callable[[Container], dict[str, str]]  # raises ConfigError
-    platform: Callable[[Container], dict[str, str]]  # variables that are no part of the spec and are not translated
+    platform: Callable[[Container], dict[str, str]]  # no part of the spec, not translated; raises ConfigError
     translation: Callable[[Container], Translation]
     changed: Callable[[], None]  # the report is another
     event: Callable[[str, str, str], None]  # type, reason, message
@@ -134,13 +134,14 @@ class ContainerRunner:
             try:
                 variables = self._around.variables(self.container)
                 self._translation = self._around.translation(self.container)
+                platform = self._around.platform(self.container)
             except (ConfigError, OSError) as error:
                 self._set(Waiting("CreateContainerConfigError", str(error)))
                 await self._stopped_within(0.5)
                 continue
             self._command = command_line(self.container, command, variables, self._translation)
             translated = {name: self._translation(value) for name, value in variables.items()}
-            environment = self._around.platform(self.container) | translated
+            environment = platform | translated
             folder = self._working_directory()
             return probes.Target(
                 self.container, self._around.pod_ip, environment, self._translation, folder, time.monotonic()

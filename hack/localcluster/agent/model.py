@@ -209,6 +209,10 @@ class ContainerPort(Model):
     name: str = ""
 
 
+class Resources(Model):
+    limits: dict[str, str] = {}
+
+
 class Container(Model):
     name: str
     image: str = ""
@@ -218,6 +222,7 @@ class Container(Model):
     env: list[EnvironmentVariable] = []
     env_from: list[EnvironmentFrom] = []
     ports: list[ContainerPort] = []
+    resources: Resources = Resources()
     volume_mounts: list[Mount] = []
     startup_probe: Probe | None = None
     readiness_probe: Probe | None = None

@@ -14,6 +14,8 @@ from kubernetes.aio.client.exceptions import ApiException
 from localcluster.agent import logs
 from localcluster.agent.api import Hiccup, read, timestamp
 from localcluster.build import KUBERNETES_VERSION
+from localcluster.gpus import RESOURCE, labels
+from localcluster.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +25,10 @@ _RENEW_SECONDS = 10
 _RETRY_SECONDS = 0.1
 
 
-async def register(core: client.CoreV1Api, address: str, gpus: int) -> None:
+async def register(core: client.CoreV1Api, address: str, settings: Settings) -> None:
     """Create the node and say that it is ready, however long the API server takes to come up."""
-    node: Any = {"metadata": {"name": NODE, "labels": _labels()}}
-    status = {"status": _status(address, gpus), "spec": {"taints": []}}
+    node: Any = {"metadata": {"name": NODE, "labels": _labels() | labels(settings.gpus, settings.gpu_shares)}}
+    status = {"status": _status(address, settings.offered_gpus), "spec": {"taints": []}}
     while True:
         try:
             try:
@@ -74,7 +76,7 @@ def _labels() -> dict[str, str]:
 
 def _status(address: str, gpus: int) -> dict[str, Any]:
     # Generous and fixed, as nothing is enforced: what a pod asks for shall not depend on the machine at hand.
-    capacity = {"cpu": "64", "memory": "256Gi", "pods": "250", "nvidia.com/gpu": str(gpus)}
+    capacity = {"cpu": "64", "memory": "256Gi", "pods": "250", RESOURCE: str(gpus)}
     now = timestamp()
     healthy = {"lastHeartbeatTime": now, "lastTransitionTime": now}
     conditions = [

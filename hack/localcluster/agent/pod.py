@@ -18,12 +18,13 @@ from kubernetes.aio.client.exceptions import ApiException
 from localcluster import processes
 from localcluster.agent.api import Hiccup, read
 from localcluster.agent.container import ContainerRunner, Surroundings
-from localcluster.agent.environment import Translation, field_value, platform_variables, variables
+from localcluster.agent.environment import ConfigError, Translation, field_value, platform_variables, variables
 from localcluster.agent.events import Recorder
 from localcluster.agent.model import Condition, ConfigMap, Container, FieldReference, Pod, Secret
 from localcluster.agent.status import pod_status
 from localcluster.agent.volumes import MountError, Volumes, keep_fresh
 from localcluster.controlplane import kubeconfig
+from localcluster.gpus import RESOURCE, Allocator, NoGpu
 from localcluster.settings import Settings, write_atomically
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Node:
     recorder: Recorder
     config_map: Callable[[str, str], ConfigMap | None]
     secret: Callable[[str, str], Secret | None]
+    gpus: Allocator
 
 
 class PodRunner:
@@ -112,6 +114,7 @@ class PodRunner:
         finally:
             if refreshing:
                 refreshing.cancel()
+            self._node.gpus.release(self.pod.metadata.uid)
             self._dirty.set()
 
     async def _mounted(self) -> bool:
@@ -196,10 +199,18 @@ class PodRunner:
         for marker in markers:
             name, _, value = marker.partition("=")
             result[name] = value
+        result |= self._gpus(container)
         for mount in container.volume_mounts:
             if mount.mount_path == _ACCOUNT_FOLDER:
                 result["KUBECONFIG"] = str(self._write_kubeconfig(self._volumes.path(mount)))
         return result
+
+    def _gpus(self, container: Container) -> dict[str, str]:
+        wanted = int(container.resources.limits.get(RESOURCE, "0"))
+        try:
+            return self._node.gpus.environment(self.pod.metadata.uid, container.name, wanted)
+        except NoGpu as error:
+            raise ConfigError(str(error)) from error
 
     def _write_kubeconfig(self, account: Path) -> Path:
         """For a client in the pod: /var/run/secrets cannot exist here, where it would look first."""

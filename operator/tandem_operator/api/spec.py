@@ -83,6 +83,18 @@ class Engine(ApiModel):
 
     type: EngineType = EngineType.BUILTIN
     image: Annotated[str, Field(max_length=512, description="Default: the operator's worker image.")] | None = None
+    gpu_memory_fraction: (
+        Annotated[
+            float,
+            Field(
+                ge=0.01,
+                le=1,
+                description="Of the GPU's memory, for each worker: it must be free when the worker starts, and no more "
+                "is taken. For GPUs that several workers share. Default: what is needed.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Resources(ApiModel):
@@ -324,6 +336,10 @@ class Spec(ApiModel):
         Rule(
             "has(self.drafter) || !self.speculation.enabled",
             "drafter is required unless speculation.enabled is false",
+        ),
+        Rule(
+            "!has(self.engine.gpuMemoryFraction) || self.resources.limits.exists(name, name.startsWith('nvidia.com/'))",
+            "engine.gpuMemoryFraction is for workers on a GPU: ask for one in resources.limits",
         ),
         Rule(
             # Two objects of different schemas cannot be compared in CEL, their fields can.

@@ -43,6 +43,8 @@ def serve_arguments(recipe: Recipe, revision: str, target_folder: str, drafter_f
             arguments.append(f"--drafter-fingerprint={recipe.fingerprints.drafter}")
     if any(name.startswith("nvidia.com/") for name in recipe.resources.limits):
         arguments += ["--device=cuda", f"--prefill-chunk={GPU_PREFILL_CHUNK}"]
+        if recipe.engine.gpu_memory_fraction is not None:
+            arguments.append(f"--gpu-memory-fraction={recipe.engine.gpu_memory_fraction:g}")
     return arguments
 
 

@@ -125,12 +125,14 @@ def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> S
     status = _clocks(status, progress.in_force_at, since)
     deadline = timedelta(seconds=context.observed.resource.spec.rollout.progress_deadline_seconds)
     left = (since + deadline - context.now).total_seconds()
-    trouble = next((f"{pod.name}: {pod.trouble}" for pod in context.observed.of(target) if pod.trouble), "")
+    stuck = next((pod for pod in context.observed.of(target) if pod.trouble), None)
+    trouble = f"{stuck.name}: {stuck.trouble}" if stuck else ""
     ready, needed = len(guard.ready_pods(context, target)), _shares(context, status)[1]
     if left > 0:
         notes.wakes.append(left)
         message = f"canary {target}: {ready} of {needed} workers ready" + (f"; {trouble}" if trouble else "")
-        notes.seen.append(Seen("Progressing", "True", "WaitingForWorkers", message))
+        reason = stuck.failure.reason if stuck and stuck.failure else "WaitingForWorkers"
+        notes.seen.append(Seen("Progressing", "True", reason, message))
         return status
     seconds = deadline.total_seconds()
     message = f"{ready} of {needed} workers became ready in {seconds:.0f} s; {trouble or 'no reason is known'}"

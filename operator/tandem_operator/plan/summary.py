@@ -21,12 +21,16 @@ def ready(context: Context, status: Status, checked: Checked) -> Seen:
         return Seen("Ready", "True", "ScaledToZero", "spec.replicas is 0")
     enough = max(1, spec.replicas - spec.rollout.max_unavailable)
     if len(serving) >= enough:
-        return Seen("Ready", "True", "Serving", f"{count(len(serving), 'worker')} ready (revision {revisions})")
+        message = f"{count(len(serving), 'worker')} ready (revision {revisions})"
+        reports = ((pod.name, context.observed.worker(pod).status) for pod in serving)
+        slow = [f"{name}: {status.degraded}" for name, status in reports if status and status.degraded]
+        return Seen("Ready", "True", "Degraded" if slow else "Serving", "; ".join([message, *slow[:3]]))
     if not status.stable_revision and not checked.allowed:
         return Seen("Ready", "False", "NotValidated", f"nothing serves yet: {checked.condition.message}")
     troubles = [f"{pod.name}: {pod.trouble}" for pod in context.observed.pods if pod.trouble and not pod.terminating]
     detail = f"; {'; '.join(troubles[:3])}" if troubles else ""
-    reason = "TooFewWorkers" if status.stable_revision else "Starting"
+    said = next((pod.failure.reason for pod in context.observed.pods if pod.failure and not pod.terminating), "")
+    reason = said or ("TooFewWorkers" if status.stable_revision else "Starting")
     return Seen("Ready", "False", reason, f"{len(serving)} of {spec.replicas} workers ready{detail}")
 
 

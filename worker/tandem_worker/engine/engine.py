@@ -76,6 +76,11 @@ class Engine:
             atexit.register(gc.unfreeze)
 
     @property
+    def degraded(self) -> str:
+        """Why it is slower than it should be, or nothing."""
+        return f"CudaGraphCaptureFailed: {self.rounds.no_graphs}" if self.rounds and self.rounds.no_graphs else ""
+
+    @property
     def idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 

@@ -10,7 +10,9 @@ Who takes part changes only while no round runs; then the state is written anew 
 keeps its row, pointed at the scratch page, until the batch shrinks to a smaller bucket or somebody is admitted.
 
 Graphs exist per (batch bucket, speculating or not, context bucket): attention's grid is as long as the longest context
-that a graph is ready for, which costs nothing for one request and 0.2 ms for 32.
+that a graph is ready for, which costs nothing for one request and 0.2 ms for 32. When one can not be captured, no more
+are tried, and rounds without a graph are launched kernel by kernel: the same kernels, so the same text, more slowly.
+`no_graphs` says why, for the log, the worker's status and its metrics.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ class Rounds:
         self._uploads, self._downloads = (
             [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(STAGING)] for size in sizes
         )
+        self.no_graphs = ""
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if pinned else None
         self._flights: deque[Flight] = deque()
@@ -149,10 +152,12 @@ class Rounds:
         on_gpu = self.device.type == "cuda"
         events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3)) if on_gpu else ()
         if on_gpu:
-            if key not in self._graphs:
-                self._capture(key)
+            self._ensure(key)
             events[0].record()
-            self._graphs[key].replay()
+            if graph := self._graphs.get(key):
+                graph.replay()
+            else:
+                self._play(key)
             events[1].record()
         else:
             self._play(key)
@@ -184,8 +189,9 @@ class Rounds:
         kinds = [0, self.draft_length] if self.drafter else [0]
         keys = [Key(b, drafts, c) for b in reversed(self.buckets) for drafts in kinds for c in reversed(self.contexts)]
         for number, key in enumerate(keys, 1):
-            if key not in self._graphs:
-                self._capture(key)
+            self._ensure(key)
+            if self.no_graphs:
+                return
             log.info("Graph %d of %d: batch %d, %d drafts, context %d", number, len(keys), *key)
         log.info("Captured %d graphs in %.1f s", len(keys), time.perf_counter() - started)
 
@@ -223,20 +229,30 @@ class Rounds:
         upload.numpy()[:] = values
         return upload
 
-    def _capture(self, key: Key) -> None:
-        """Plays the round once, so that everything is compiled, then records it. The state must not be in use."""
+    def _ensure(self, key: Key) -> None:
+        """A graph for the key, unless capturing failed before. The state must not be in use."""
+        if key in self._graphs or self.no_graphs:
+            return
         saved = [x.clone() for x in self._moved]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._play(key)
+            self._play(key)  # so that everything is compiled; what fails here would fail without graphs, too
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._play(key)
+        try:
+            self._graphs[key] = self._captured(key, stream)
+        except RuntimeError as failure:
+            self.no_graphs = str(failure).partition("\n")[0]
+            log.warning("No CUDA graph for %s, rounds are launched kernel by kernel: %s", key, self.no_graphs)
         for tensor, value in zip(self._moved, saved, strict=True):
             tensor.copy_(value)
-        self._graphs[key] = graph
+
+    def _captured(self, key: Key, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        """Raises RuntimeError. The outer block leaves `stream` again, which a failed capture does not."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            self._play(key)
+        return graph
 
     @property
     def _moved(self) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 import torch
 
 from tandem_worker.engine.engine import Engine
+from tandem_worker.engine.gpu import explained
 from tandem_worker.engine.request import Finish, Request
 
 log = logging.getLogger(__name__)
@@ -22,12 +23,14 @@ IDLE_SECONDS = 0.5
 class EngineThread(threading.Thread):
     """Runs steps while there is work. `heartbeat` is the time.monotonic() at which the last one began.
 
-    When a step fails, `broken` says why, and every request that is there or comes later fails at once.
+    When a step fails, `broken` says why, `reason` in one word, and every request that is there or comes later fails at
+    once.
     """
 
     def __init__(self, engine: Engine, threads: int) -> None:
         super().__init__(name="engine", daemon=True)
-        self.engine, self.heartbeat, self.broken = engine, time.monotonic(), ""
+        self.engine, self.heartbeat = engine, time.monotonic()
+        self.broken, self.reason = "", "EngineBroken"
         self._threads = threads
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
@@ -68,7 +71,9 @@ class EngineThread(threading.Thread):
             self.engine.step()
         except Exception as failure:  # whatever it is, requests must not wait for ever
             log.exception("The engine failed.")
-            self.broken = str(failure) or type(failure).__name__
+            if problem := explained(failure):
+                self.reason = problem.reason
+            self.broken = str(problem or failure) or type(failure).__name__
 
     def _carry_out_orders(self) -> None:
         try:

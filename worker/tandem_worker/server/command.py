@@ -58,6 +58,10 @@ def serve(
     device: Annotated[
         Device, typer.Option(help="Where the engine runs: float32 on cpu, bfloat16 on cuda.")
     ] = Device.CPU,
+    gpu_memory_fraction: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1, help="Of the GPU's memory: must be free at start, and no more is taken."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     drain_seconds: Annotated[float, typer.Option(min=0, help="Longest wait for running requests at the end.")] = 25,
 ) -> None:
@@ -75,6 +79,7 @@ def serve(
         speculate=not no_speculation,
         engine=EngineOptions(draft_length, max_batch, kv_cache_tokens, prefill_chunk, device.dtype, device.value),
         threads=threads,
+        gpu_memory_fraction=gpu_memory_fraction,
         expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),
         operator_key_file=operator_key_file,
         pod_uid=pod_uid,
@@ -86,7 +91,7 @@ def serve(
         raise _ended(failure.code, failure.failure, termination_message) from None
     run(worker, bound, drain_seconds)
     if worker.engine.broken:
-        broken = WorkerFailure(reason="EngineBroken", message=f"The engine failed: {worker.engine.broken}")
+        broken = WorkerFailure(reason=worker.engine.reason, message=f"The engine failed: {worker.engine.broken}")
         raise _ended(ExitCode.CANNOT_LOAD, broken, termination_message)
 
 

@@ -53,6 +53,7 @@ class Metrics:
         batches = [str(batch) for batch in range(1, max_batch + 1)]
         self._steps = self._histograms(Metric.STEP_SECONDS, STEP_BUCKETS_SECONDS, phase=Phase, batch=batches)
         self.speculating = self._gauge(Metric.SPECULATION_ENABLED)
+        self.graphs = self._gauge(Metric.GRAPHS)
         self._running, self._waiting = self._gauge(Metric.RUNNING), self._gauge(Metric.WAITING)
         self._gauge(Metric.SPEEDUP).set_function(lambda: speedup.value)
 

@@ -35,6 +35,7 @@ from tandem_worker.contract import (
     WorkerFailure,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.gpu import GpuProblem, claim, explained, unsupported
 from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
@@ -62,6 +63,11 @@ class Settings:
     expected: Fingerprints  # empty: not compared
     operator_key_file: Path | None
     pod_uid: str | None
+    gpu_memory_fraction: float | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return torch.device(self.engine.device).type == "cuda"
 
 
 class CannotStart(Exception):
@@ -89,11 +95,22 @@ def start(settings: Settings) -> Worker:
         raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", str(failure)) from failure
     except EngineBroken as failure:
         raise CannotStart(ExitCode.CANNOT_LOAD, "EngineBroken", f"The self-test failed: {failure}.") from failure
+    except GpuProblem as failure:
+        raise CannotStart(ExitCode.CANNOT_LOAD, failure.reason, str(failure)) from failure
+    except RuntimeError as failure:
+        problem = explained(failure)
+        if problem is None:
+            raise
+        raise CannotStart(ExitCode.CANNOT_LOAD, problem.reason, str(problem)) from failure
 
 
 def _start(settings: Settings) -> Worker:
     torch.set_num_threads(settings.threads)
     pair = _open(settings)
+    if settings.on_gpu:
+        if refusal := unsupported(pair.target, pair.drafter):
+            raise GpuProblem("UnsupportedOnGpu", refusal)
+        claim(settings.gpu_memory_fraction)
     vocabulary = Vocabulary(_read_tokenizer(settings.target), pair.target.vocab_size)
     device, dtype = torch.device(settings.engine.device), settings.engine.dtype
     llama = load_target(pair.target_checkpoint, pair.target, dtype, device)
@@ -109,6 +126,7 @@ def _start(settings: Settings) -> Worker:
     speedup = Speedup()
     time_plain_steps(engine, prompts[0], speedup)
     metrics = Metrics(settings.revision, settings.engine.draft_length, settings.engine.max_batch, speedup)
+    metrics.graphs.set_function(lambda: settings.on_gpu and not engine.degraded)
     engine.recorder = metrics
     identity = Identity(
         settings.revision, settings.model, settings.engine.draft_length, pair.fingerprints, resolution, tested

@@ -62,7 +62,7 @@ class Worker:
         """Why the process should be replaced, or nothing."""
         silent_seconds = time.monotonic() - self.engine.heartbeat
         if self.engine.broken:
-            return f"EngineBroken: {self.engine.broken}"
+            return f"{self.engine.reason}: {self.engine.broken}"
         if silent_seconds > HEARTBEAT_LIMIT_SECONDS:
             return f"EngineStalled: no step has begun for {silent_seconds:.0f} s"
         return ""
@@ -90,4 +90,5 @@ class Worker:
             speculation_enabled=not self.speculation_reason,
             speculation_reason=self.speculation_reason,
             draft_length=identity.draft_length,
+            degraded=self.engine.engine.degraded,
         )

@@ -1,0 +1,85 @@
+"""The GPU as a worker finds it: whether its share of the memory is free, what the kernels can not run, and what the
+GPU's errors mean to whoever reads them at night.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from tandem_worker.checkpoint.description import Drafter, Target
+
+GIB = 1 << 30
+HEAD_DIMS = (16, 32, 64, 128, 256)
+WIDTH_STEP = 8
+"""bf16 values in 16 bytes: the copy engine wants rows that begin on such a border."""
+
+
+class GpuProblem(Exception):
+    """`reason` is a CamelCase word for conditions and events."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def claim(fraction: float | None) -> None:
+    """Sees to it that there is a GPU, and that `fraction` of its memory is free; the process takes no more than that.
+
+    Without a fraction it takes what it needs. Raises GpuProblem.
+    """
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        raise GpuProblem("NoGpu", f"torch sees no GPU{seen}. Ask for one in resources.limits, or serve on the CPU.")
+    if fraction is None:
+        return
+    free, total = torch.cuda.mem_get_info()
+    if problem := too_little_free(fraction, free, total):
+        raise GpuProblem("InsufficientGpuMemory", problem)
+    torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def too_little_free(fraction: float, free_bytes: int, total_bytes: int) -> str:
+    """A sentence, or nothing."""
+    if free_bytes >= fraction * total_bytes:
+        return ""
+    return (
+        f"{fraction:g} of the GPU's {total_bytes / GIB:.1f} GiB is asked for, {fraction * total_bytes / GIB:.1f} GiB, "
+        f"but {free_bytes / GIB:.1f} GiB is free: other processes hold the rest. Lower the memory fractions of those "
+        "who share the GPU so that they add up to less than 1, or move one of them."
+    )
+
+
+def unsupported(target: Target, drafter: Drafter | None) -> str:
+    """Why the kernels can not run the pair, as a sentence, or nothing. The CPU's engine has no such limits."""
+    shapes: list[tuple[str, Target | Drafter]] = [("target", target)]
+    if drafter:
+        shapes.append(("drafter", drafter))
+    for whose, shape in shapes:
+        if shape.head_dim not in HEAD_DIMS:
+            sizes = ", ".join(map(str, HEAD_DIMS))
+            return f"The {whose}'s head_dim is {shape.head_dim}; on a GPU the engine runs {sizes}."
+        attended = shape.heads * shape.head_dim
+        for name, width in (("hidden_size", shape.hidden_size), ("intermediate_size", shape.intermediate_size)):
+            if width % WIDTH_STEP:
+                return f"The {whose}'s {name} is {width}; on a GPU it must be a multiple of {WIDTH_STEP}."
+        if attended % WIDTH_STEP or shape.heads % shape.kv_heads:
+            return f"The {whose} has {shape.heads} heads for {shape.kv_heads} key heads; they must divide evenly."
+    return ""
+
+
+def explained(failure: BaseException) -> GpuProblem | None:
+    """The problem behind an error of torch or Triton; None when it is not the GPU's."""
+    said = str(failure)
+    first = said.partition("\n")[0].strip()
+    if isinstance(failure, torch.OutOfMemoryError) or "out of memory" in said:
+        return GpuProblem(
+            "OutOfGpuMemory",
+            f"{first.partition(' If reserved but')[0]} Weights, caches and graphs need more than the GPU, or "
+            "engine.gpuMemoryFraction, lets this worker have: raise the fraction, free the GPU, or take a larger one.",
+        )
+    if isinstance(failure, RuntimeError) and ("CUDA" in said or "Triton Error" in said):
+        return GpuProblem("GpuFailed", f"{first}. The process can not go on with this GPU context and must start anew.")
+    return None
