@@ -36,8 +36,8 @@ demo-down: venv ## stop what `make demo KEEP=1` left
 test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
 	@$(RUN) pytest -n 4 $(PYTEST)
 
-gpu-check: ## the kernels' and the engine's bits on one GPU, with this python3; writes benchmarks/results/gpu-check.json
-	TANDEM_GPU=1 PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" python3 -m pytest -n 4 tests/gpu
+gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder); writes benchmarks/results/gpu-check.json
+	@TANDEM_GPU=1 PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" $(RUN) pytest -n 4 tests/gpu
 
 lint: venv ## ruff and mypy
 	@$(RUN) ruff check .

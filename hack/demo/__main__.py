@@ -140,8 +140,8 @@ async def _play(cluster: Cluster, view: View, device: Device, acts: Sequence[tup
             for number, (name, act) in enumerate(acts, start=1):
                 view.title(f"Act {number}: {name}", act.__doc__ or "")
                 results.append(await _judged(name, act, stage, view))
-                if not results[-1].finished:
-                    break  # the next act stands on the end of this one
+                if not results[-1].finished and number < len(ACTS):
+                    break  # the next of the four acts stands on the end of this one; faults do not
     return results
 
 
@@ -149,7 +149,7 @@ async def _judged(name: str, act: Act, stage: Stage, view: View) -> Result:
     start = time.monotonic()
     try:
         ending = await act(stage)
-    except ActFailed as error:
+    except (ActFailed, ClusterError, OSError, RuntimeError) as error:
         ending = Ending([Check("the act came to its end", False, str(error))], finished=False)
     view.checks(ending.checks)
     if ending.figures:
