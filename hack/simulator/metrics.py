@@ -45,6 +45,7 @@ class Metrics:
         self.speedup.set(float("nan"))
         self.running = self._gauge(Metric.RUNNING)
         self._gauge(Metric.WAITING)
+        self._gauge(Metric.GRAPHS)
         self._rounds = self._emitted = 0
 
     def stepped(self, origin: Origin, done: Round, seconds: float, plain_seconds: float) -> None:
