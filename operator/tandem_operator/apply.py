@@ -15,6 +15,7 @@ from kubernetes.aio import client
 
 from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment, Status
+from tandem_operator.events import Events, words
 from tandem_operator.observe import Sight
 from tandem_operator.plan import Plan
 from tandem_operator.plan.conditions import Seen, merge
@@ -25,19 +26,20 @@ from tandem_operator.workers import Workers
 log = logging.getLogger(__name__)
 
 APPLY = "application/apply-patch+yaml"
-NOTE_LIMIT = 1024  # of events.k8s.io
 REFUSED_AGAIN_SECONDS, CONFLICT_AGAIN_SECONDS = 30.0, 0.2
 
 
-async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Plan, now: datetime) -> float | None:
+async def apply(
+    api: client.ApiClient, workers: Workers, events: Events, sight: Sight, plan: Plan, now: datetime
+) -> float | None:
     """Carry out `plan`; returns after how many seconds the next pass is due, None for the usual resync."""
     resource = sight.observed.resource
     wake, status = plan.wake_after_seconds, plan.status
     problems = [problem for manifest in plan.apply if (problem := await _apply_child(api, manifest))]
-    events = plan.events
+    told = plan.events
     if problems:
-        status, event = _refused(resource, status, "; ".join(problems), now)
-        events += event
+        status, refusal = _refused(resource, status, "; ".join(problems), now)
+        told += refusal
         wake = min(wake or REFUSED_AGAIN_SECONDS, REFUSED_AGAIN_SECONDS)
     for deletion in plan.delete:
         await _delete(api, resource.metadata.namespace, deletion)
@@ -50,8 +52,9 @@ async def apply(api: client.ApiClient, workers: Workers, sight: Sight, plan: Pla
             workers.replay(address, uid, resource.spec.model_name or resource.metadata.name)
     if status != resource.status and not await write_status(api, resource, status):
         return CONFLICT_AGAIN_SECONDS  # the plan was for an object that is no more as it was: tell nothing of it
-    for told in events:  # after status: an event that was told is a transition that was recorded
-        await post_event(api, resource, told, now)
+    for event in told:  # after status: an event that was told is a transition that was recorded
+        await events.tell(resource, event, now)
+    await events.tell_answers(resource, status, now)
     return wake
 
 
@@ -81,19 +84,11 @@ async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
         await patch[kind](name, namespace, manifest, field_manager=names.FIELD_MANAGER, force=True, _content_type=APPLY)
     except client.ApiException as error:
         # A field of the wrong type, or one that does not exist, is answered by server-side apply with 500.
-        untyped = error.status == 500 and "failed to create typed patch object" in _words(error)
+        untyped = error.status == 500 and "failed to create typed patch object" in words(error)
         if untyped or error.status in (400, 403, 409, 422):
-            return f"{kind} {name} was refused: {_words(error)}"
+            return f"{kind} {name} was refused: {words(error)}"
         raise
     return ""
-
-
-def _words(error: client.ApiException) -> str:
-    try:
-        status = client.V1Status.from_json(error.body or "")
-        return (status.message if status else "") or str(error.reason)
-    except ValueError:
-        return str(error.reason)
 
 
 async def _delete(api: client.ApiClient, namespace: str, deletion: Deletion) -> None:
@@ -131,34 +126,3 @@ async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, s
             return False
         raise
     return True
-
-
-async def post_event(api: client.ApiClient, resource: SpeculativeDeployment, event: Event, now: datetime) -> None:
-    """Through events.k8s.io/v1. An event that can't be posted is logged: it must not stop a rollback."""
-    metadata = resource.metadata
-    body = {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{metadata.name}-", "namespace": metadata.namespace},
-        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),  # the API server insists on microseconds
-        "type": event.type,
-        "reason": event.reason,
-        "action": "Reconcile",
-        "note": event.message[:NOTE_LIMIT],
-        "regarding": {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": metadata.name,
-            "namespace": metadata.namespace,
-            "uid": metadata.uid,
-        },
-        "reportingController": "tandem.dev/operator",
-        "reportingInstance": "tandem-operator",
-    }
-    try:
-        # As a custom object, that is, as it stands: the client's model of an event drops the microseconds.
-        await client.CustomObjectsApi(api).create_namespaced_custom_object(
-            "events.k8s.io", "v1", metadata.namespace, "events", body
-        )
-    except client.ApiException as error:
-        log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, _words(error))

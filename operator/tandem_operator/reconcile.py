@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from kubernetes.aio import client
 
 from tandem_operator.apply import apply
+from tandem_operator.events import Events
 from tandem_operator.metrics import Metrics
 from tandem_operator.observe import InvalidObject, observe
 from tandem_operator.plan import Context, Settings, plan
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 class Reconciler:
     def __init__(self, api: client.ApiClient, workers: Workers, settings: Settings, metrics: Metrics) -> None:
         self._api, self._workers, self._settings, self._metrics = api, workers, settings, metrics
+        self._events = Events(api)
 
     async def __call__(self, key: Key) -> float | None:
         """One pass; returns after how many seconds the next is due, as `queue.Reconcile` has it."""
@@ -29,11 +31,12 @@ class Reconciler:
             sight = await observe(self._api, self._workers, key)
             if sight is None:
                 self._metrics.forget(key)
+                self._events.forget(key)
                 return GONE
             now = datetime.now(UTC).replace(microsecond=0)
             decided = plan(Context(sight.observed, self._settings, now))
             self._metrics.show(key, sight.observed.resource, decided.status)
-            return await apply(self._api, self._workers, sight, decided, now)
+            return await apply(self._api, self._workers, self._events, sight, decided, now)
         except InvalidObject as error:
             # Stored under another CRD than ours: nothing is touched, what serves goes on serving.
             log.error("%s/%s can't be read by this operator, is the CRD its own? %s", *key, error)

@@ -146,13 +146,42 @@ class Measurement(ApiModel):
 
 
 class Quarantine(ApiModel):
-    """A revision that is not run again while `spec` (a hash of it and of the retry annotation) stays as it is."""
+    """A revision that is not run again while `spec` (a hash of it and of the retry annotation) stays as it is.
+
+    `instead`: the revision that a person chose to serve in its place.
+    """
 
     revision: Hash
     reason: ShortText
     message: Sentence = ""
     at: Time
     spec: Hash
+    instead: Hash = ""
+
+
+class Command(StrEnum):
+    """What can be asked for by hand, in the order in which it is carried out."""
+
+    RETRY = "retry"
+    ROLLBACK = "rollback"
+    ABORT = "abort"
+    PROMOTE = "promote"
+
+
+class AnswerOutcome(StrEnum):
+    ACCEPTED = "Accepted"
+    REFUSED = "Refused"
+    NOT_UNDERSTOOD = "NotUnderstood"
+
+
+class Answer(ApiModel):
+    """What became of the annotation `tandem.dev/<command>` when it had this value."""
+
+    command: Command
+    value: Annotated[str, Field(max_length=128)]
+    outcome: AnswerOutcome
+    message: Sentence = ""
+    at: Time
 
 
 class Tally(ApiModel):
@@ -241,6 +270,7 @@ class Status(ApiModel):
     weight: int = 0
     progress: Progress | None = None
     quarantined: Annotated[list[Quarantine], Field(max_length=10)] = []
+    answers: Annotated[list[Answer], Field(max_length=4)] = []
     validation: Validation | None = None
     acceptance: Acceptance | None = None
     measurements: Annotated[list[Measurement], Field(max_length=10)] = []

@@ -3,6 +3,7 @@
     validation   is the pair proven? until then the spec's revision is not wanted
     revision     the hash of what the spec asks to run, with the fingerprints of the validated files
     guard        has the revision that serves collapsed? then it is quarantined
+    commands     what a person asked for by hand
     goal         which revision should serve: the wanted one, or, if that is quarantined, an earlier one
     advance      move one canary a step towards being stable, or take it back
     counts       replicas of every revision, within surge and unavailability
@@ -19,7 +20,7 @@ from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.spec import OnCollapse
 from tandem_operator.api.status import Outcome
-from tandem_operator.plan import children, guard, rollout, summary, validation
+from tandem_operator.plan import children, commands, guard, rollout, summary, validation
 from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.conditions import Seen, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
@@ -46,6 +47,7 @@ def plan(context: Context) -> Plan:
         notes.wakes.append(checked.wake_after_seconds)
     wanted, recipe = _wanted(context, checked)
     status = _guard_stable(context, status, notes)
+    status = commands.carry_out(context, status, wanted, notes)
     target = rollout.goal(context, status, wanted)
     status = rollout.advance(context, status, target, wanted, notes)
     status = guard.keep_windows(status, status.stable_revision, status.canary_revision)

@@ -32,9 +32,14 @@ def retry_of_workers(context: Context, status: Status, revision: str) -> str:
     return retry_of(context.observed.resource) if once else ""
 
 
-def quarantine(context: Context, status: Status, revision: str, reason: str, message: str, notes: Notes) -> Status:
-    """`revision` is in quarantine and no canary any more."""
-    entry = Quarantine(revision=revision, reason=reason, message=message, at=context.now, spec=spec_of(context))
+def quarantine(
+    context: Context, status: Status, revision: str, reason: str, message: str, notes: Notes, *, instead: str = ""
+) -> Status:
+    """`revision` is in quarantine and no canary any more. `instead`: what is to serve in its place, if not the last
+    healthy one."""
+    entry = Quarantine(
+        revision=revision, reason=reason, message=message, at=context.now, spec=spec_of(context), instead=instead
+    )
     others = [q for q in status.quarantined if (q.revision, q.spec) != (entry.revision, entry.spec)]
     notes.say("Warning", "Quarantined", f"Revision {revision} quarantined ({reason}): {message}")
     status = status.model_copy(update={"quarantined": [*others, entry][-KEPT:]})

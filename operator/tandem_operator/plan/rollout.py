@@ -30,17 +30,24 @@ from tandem_operator.plan.steps import at_step
 def goal(context: Context, status: Status, wanted: str) -> str:
     """The revision that should serve; empty: none may. `wanted` is the spec's, empty while it may not be rolled out."""
     stable = status.stable_revision
-    if context.observed.resource.spec.paused and not blocked(context, status, wanted):
+    entry = blocked(context, status, wanted)
+    if context.observed.resource.spec.paused and not entry:
         return status.canary_revision or stable
     if not wanted:
         return stable
-    if not blocked(context, status, wanted):
+    if not entry:
         return wanted
-    if stable != wanted:
+    if _may_serve(context, status, entry.instead):
+        return entry.instead
+    if stable != wanted and not blocked(context, status, stable):
         return stable
     if context.observed.resource.spec.guard.on_collapse == OnCollapse.ROLLBACK:
         return _earlier_healthy(context, status) or stable
     return stable
+
+
+def _may_serve(context: Context, status: Status, revision: str) -> bool:
+    return context.observed.recipe(revision) is not None and not blocked(context, status, revision)
 
 
 def _earlier_healthy(context: Context, status: Status) -> str:

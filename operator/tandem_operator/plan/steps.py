@@ -48,8 +48,7 @@ def at_step(context: Context, status: Status, target: str, notes: Notes) -> Stat
         if verdict.outcome.bad:
             return _bad(context, status, target, verdict, notes)
         if verdict.outcome == Outcome.HEALTHY:
-            status = guard.next_window(context, status, window)
-            status = status.model_copy(update={"progress": _progress(status).model_copy(update={"passed": True})})
+            status = _judged(context, status, target)
         elif (
             verdict.outcome != Outcome.METRICS_UNAVAILABLE
             and window.counts.user_requests == before.counts.user_requests
@@ -67,6 +66,7 @@ def next_step(context: Context, status: Status, target: str, why: str, notes: No
     step = len(steps) if last else progress.step + 1
     weight = steps[step].weight if step < len(steps) else 100
     notes.say("Normal", "CanaryAdvanced", f"Canary {target} goes to weight {weight}: {why}")
+    status = guard.next_window(context, status, guard.window_of(context, status, target))
     begun = Progress(step=step, step_started_at=context.now, started_at=progress.started_at)
     return status.model_copy(update={"weight": weight, "progress": begun})
 
@@ -77,8 +77,7 @@ def _bad(context: Context, status: Status, target: str, verdict: Measurement, no
     if spec.rollout.analysis.dry_run:
         if _news(context, "CanaryHealthy", verdict.reason):
             notes.say("Warning", verdict.outcome, f"Canary {target}: {told}; rollout.analysis.dryRun is on")
-        status = guard.next_window(context, status, guard.window_of(context, status, target))
-        status = status.model_copy(update={"progress": _progress(status).model_copy(update={"passed": True})})
+        status = _judged(context, status, target)
         return _passed(context, status, target, f"{told} (dry run)", notes)
     if spec.guard.on_collapse == OnCollapse.ALERT:
         if _news(context, "CanaryHealthy", verdict.reason):
@@ -88,6 +87,12 @@ def _bad(context: Context, status: Status, target: str, verdict: Measurement, no
         return status
     notes.say("Warning", "RolledBack", f"Canary {target} rolled back: {told}")
     return quarantine(context, status, target, verdict.reason, told, notes)
+
+
+def _judged(context: Context, status: Status, target: str) -> Status:
+    """The step has its verdict; what comes now is looked at on its own."""
+    status = guard.next_window(context, status, guard.window_of(context, status, target))
+    return status.model_copy(update={"progress": _progress(status).model_copy(update={"passed": True})})
 
 
 def _not_yet(context: Context, status: Status, target: str, why: str, judged_from: datetime, notes: Notes) -> Status:
