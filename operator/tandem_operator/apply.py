@@ -18,7 +18,7 @@ from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeploym
 from tandem_operator.events import Events, words
 from tandem_operator.observe import Sight
 from tandem_operator.plan import Plan
-from tandem_operator.plan.conditions import Seen, merge
+from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Deletion, Event
 from tandem_operator.plan.observed import Manifest
 from tandem_operator.workers import Workers
@@ -63,7 +63,8 @@ def _refused(
 ) -> tuple[Status, tuple[Event, ...]]:
     """Status with the condition that says so, and the event, unless it was told before."""
     seen = Seen("Progressing", "False", "ChildRefused", message)
-    conditions = merge(status.conditions, [seen], resource.metadata.generation, now)
+    ready = next(Seen(c.type, c.status, c.reason, c.message) for c in status.conditions if c.type == "Ready")
+    conditions = merge(status.conditions, [seen, *kstatus(seen, ready)], resource.metadata.generation, now)
     told = any(c.type == seen.type and c.reason == seen.reason for c in resource.status.conditions)
     event = () if told else (Event("Warning", seen.reason, message),)
     return status.model_copy(update={"conditions": conditions}), event

@@ -28,12 +28,13 @@ EVERYTHING: Manifest = {
     "engine": {"type": "builtin", "image": "worker:1", "gpuMemoryFraction": 0.45},
     "replicas": 2,
     "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"memory": "1Gi"}},
-    "validation": {"mode": "Probe", "enforcement": "Warn"},
+    "validation": {"mode": "Probe", "enforcement": "Warn", "onInvalid": "ServeTargetOnly"},
     "rollout": {
         "steps": [{"weight": 50, "pause": {"seconds": 30}}],
         "maxSurge": 1,
         "maxUnavailable": 1,
         "progressDeadlineSeconds": 60,
+        "rollbackWindowRevisions": 2,
         "analysis": {
             "intervalSeconds": 5,
             "initialDelaySeconds": 5,
@@ -320,12 +321,13 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
         "engine": {"type": "builtin"},
         "replicas": 1,
         "resources": {"limits": {}, "requests": {}},
-        "validation": {"mode": "Static", "enforcement": "Enforce"},
+        "validation": {"mode": "Static", "enforcement": "Enforce", "onInvalid": "Block"},
         "rollout": {
             "steps": [{"weight": 10}, {"weight": 50}],
             "maxSurge": 1,
             "maxUnavailable": 0,
             "progressDeadlineSeconds": 1800,
+            "rollbackWindowRevisions": 1,
             "analysis": {
                 "intervalSeconds": 30, "initialDelaySeconds": 0, "timeoutSeconds": 3600, "onInconclusive": "Rollback",
                 "dryRun": False, "minimumDrafts": 100, "minimumRequests": 5,

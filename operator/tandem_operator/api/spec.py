@@ -114,6 +114,11 @@ class Enforcement(StrEnum):
     WARN = "Warn"
 
 
+class OnInvalid(StrEnum):
+    BLOCK = "Block"
+    SERVE_TARGET_ONLY = "ServeTargetOnly"
+
+
 class Validation(ApiModel):
     """What is checked before a worker starts. Static reads configs and headers; Probe also runs the pair."""
 
@@ -121,6 +126,13 @@ class Validation(ApiModel):
     enforcement: Annotated[
         Enforcement, Field(description="Enforce: a pair that does not fit, or could not be checked, is not rolled out.")
     ] = Enforcement.ENFORCE
+    on_invalid: Annotated[
+        OnInvalid,
+        Field(
+            description="When nothing serves yet and the pair is refused. Block: nothing is started. ServeTargetOnly: "
+            "the target serves without speculation until there is a pair that fits."
+        ),
+    ] = OnInvalid.BLOCK
 
 
 class Pause(ApiModel):
@@ -197,6 +209,15 @@ class Rollout(ApiModel):
     max_surge: Annotated[int, Field(ge=0, le=1000, description="Workers above replicas; 0 without a spare GPU.")] = 1
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
     progress_deadline_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+    rollback_window_revisions: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=100,
+            description="A spec that goes back to one of so many last stable revisions skips the steps; its workers "
+            "must be ready and pass their self-test all the same.",
+        ),
+    ] = 1
     analysis: Analysis = Analysis()
     rules: ClassVar = (
         Rule("self.maxSurge > 0 || self.maxUnavailable > 0", "maxSurge and maxUnavailable must not both be 0"),

@@ -8,7 +8,11 @@ from typing import Literal, NamedTuple
 
 from tandem_operator.api import Condition
 
-TYPES = ("Ready", "Validated", "Progressing", "CanaryHealthy", "SpeculationActive", "MetricsAvailable", "RolledBack")
+TYPES = (
+    "Ready", "Validated", "Progressing", "CanaryHealthy", "SpeculationActive", "MetricsAvailable", "RolledBack",
+    "Reconciling", "Stalled",
+)  # fmt: skip
+SETTLED = ("Complete", "ScaledToZero")  # reasons of Progressing=False with which all is as the spec asks
 
 
 class Seen(NamedTuple):
@@ -40,6 +44,22 @@ def _merged(last: Condition | None, seen: Seen | None, kind: str, generation: in
         last_transition_time=since,
         observed_generation=generation,
     )
+
+
+def kstatus(progressing: Seen, ready: Seen) -> tuple[Seen, Seen]:
+    """Reconciling and Stalled, from which Flux, Argo CD and `kpt live` tell what is going on (kstatus, of
+    kubernetes-sigs/cli-utils): in progress while Reconciling is True, failed while Stalled is True, else by Ready."""
+    if progressing.status == "False" and progressing.reason not in SETTLED:
+        return (
+            Seen("Reconciling", "False", progressing.reason, "nothing more is tried for this spec"),
+            Seen("Stalled", "True", progressing.reason, progressing.message),
+        )
+    stalled = Seen("Stalled", "False", "NotStalled", "")
+    if progressing.status != "False":
+        return Seen("Reconciling", "True", progressing.reason, progressing.message), stalled
+    if ready.status != "True":
+        return Seen("Reconciling", "True", ready.reason, ready.message), stalled
+    return Seen("Reconciling", "False", progressing.reason, progressing.message), stalled
 
 
 def count(number: int, noun: str) -> str:

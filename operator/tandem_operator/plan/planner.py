@@ -18,16 +18,16 @@ from __future__ import annotations
 from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.api.spec import OnCollapse
+from tandem_operator.api.spec import OnCollapse, OnInvalid
 from tandem_operator.api.status import Outcome
 from tandem_operator.plan import children, commands, guard, rollout, summary, validation
 from tandem_operator.plan.analysis.figures import acceptance
-from tandem_operator.plan.conditions import Seen, merge
+from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers
 from tandem_operator.plan.revisions import recipe as make_recipe
-from tandem_operator.plan.revisions import short_hash
+from tandem_operator.plan.revisions import short_hash, without_speculation
 from tandem_operator.plan.scale import Present, next_counts, shares
 
 
@@ -70,12 +70,16 @@ def plan(context: Context) -> Plan:
 
 def _wanted(context: Context, checked: validation.Checked) -> tuple[str, Recipe | None]:
     """The revision that the spec asks for and its recipe; nothing while the pair may not be rolled out."""
-    if not checked.allowed:
-        return "", None
     resource = context.observed.resource
-    prints = checked.validation.fingerprints if checked.validation else None
-    recipe = make_recipe(resource.spec, resource.metadata.name, prints)
-    return short_hash(recipe), recipe
+    if checked.allowed:
+        prints = checked.validation.fingerprints if checked.validation else None
+        recipe = make_recipe(resource.spec, resource.metadata.name, prints)
+        return short_hash(recipe), recipe
+    if checked.refused and resource.spec.validation.on_invalid == OnInvalid.SERVE_TARGET_ONLY:
+        recipe = make_recipe(without_speculation(resource.spec), resource.metadata.name, None)
+        if resource.status.stable_revision in ("", short_hash(recipe)):
+            return short_hash(recipe), recipe
+    return "", None
 
 
 def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
@@ -136,18 +140,20 @@ def _note_children(
 
 
 def _records(context: Context, status: Status, recipes: dict[str, Recipe]) -> list[dict[str, object]]:
-    """ControllerRevisions that are missing, or do not yet say that their revision served."""
+    """ControllerRevisions that are missing, or do not yet say that their revision served, and as the last one."""
     history = {h.revision: h for h in context.observed.history}
     number = max((h.number for h in history.values()), default=0) + 1
+    last_served = max((h.number for h in history.values() if h.served), default=0)
     records = []
     for revision in {status.canary_revision: 0, status.stable_revision: 0}:
-        known = history.get(revision)
-        served = revision == status.stable_revision or bool(known and known.served)
-        if revision not in recipes or (known and known.served == served):
+        known, stable = history.get(revision), revision == status.stable_revision
+        served = stable or bool(known and known.served)
+        outdated = known is None or known.served != served or (stable and known.number < last_served)
+        if revision not in recipes or not outdated:
             continue
-        at = known.number if known else number
+        at = number if known is None or (stable and known.number < last_served) else known.number
         records.append(children.controller_revision(context.observed.resource, revision, at, recipes[revision], served))
-        number += 0 if known else 1
+        number += at == number
     return records
 
 
@@ -193,10 +199,12 @@ def _summed_up(
     seen: list[Seen] = [
         summary.progressing(context, status, wanted, checked),
         summary.ready(context, status, checked),
-        summary.speculation_active(context, status),
+        summary.speculation_active(context, status, checked),
         summary.rolled_back(context, status, wanted),
         *notes.seen,  # what was noted on the way is more telling, so it comes last and wins
     ]
+    said = {each.type: each for each in seen}
+    seen += kstatus(said["Progressing"], said["Ready"])
     generation = resource.metadata.generation
     shown = status.acceptance if status.acceptance and status.acceptance.revision == status.stable_revision else None
     status = status.model_copy(

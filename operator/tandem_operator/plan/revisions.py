@@ -25,6 +25,12 @@ def recipe(spec: Spec, name: str, fingerprints: Fingerprints | None) -> Recipe:
     )
 
 
+def without_speculation(spec: Spec) -> Spec:
+    """The target alone."""
+    off = spec.speculation.model_copy(update={"enabled": False})
+    return spec.model_copy(update={"drafter": None, "speculation": off})
+
+
 def short_hash(*parts: object) -> str:
     """10 hex digits over models and plain values: stable over processes and versions of pydantic."""
 

@@ -5,7 +5,7 @@
     start -> its pods ready -> for each step (`steps`): analysis Healthy -> weight 100 -> all ready -> stable
 
 Three ways lead straight to weight 100: nothing serves yet (a first install is gated by validation and self-test), a
-return to an earlier healthy revision, and a rollout without steps. A canary that collapses, sees no life in its
+return to a revision that was healthy before, and a rollout without steps. A canary that collapses, sees no life in its
 self-test, or misses its deadline is quarantined: the next pass finds its revision blocked and picks the stable one
 again, without touching `spec`. Everything is derived from status and from what is observed, so a pass may be repeated,
 or lost, at any point.
@@ -88,13 +88,22 @@ def _clocks(status: Status, in_force_at: datetime | None, waiting_since: datetim
 
 def _start(context: Context, status: Status, target: str, wanted: str, notes: Notes) -> Status:
     steps = context.observed.resource.spec.rollout.steps
-    direct = not status.stable_revision or target != wanted or not steps
+    direct = not status.stable_revision or target != wanted or not steps or _returns(context, status, target)
     weight = 100 if direct else steps[0].weight
     notes.say("Normal", "CanaryStarted", f"Canary {target} starts at weight {weight}")
     if status.stable_revision and target == wanted:
         notes.seen.append(Seen("CanaryHealthy", "Unknown", "Starting", f"canary {target} is starting"))
     progress = Progress(step=0, step_started_at=context.now, started_at=context.now)
     return status.model_copy(update={"canary_revision": target, "weight": weight, "progress": progress})
+
+
+def _returns(context: Context, status: Status, target: str) -> bool:
+    """It served not long ago, and nothing was ever held against it (argo-rollouts #22, #200)."""
+    window = context.observed.resource.spec.rollout.rollback_window_revisions
+    served = [
+        h.revision for h in reversed(context.observed.history) if h.served and h.revision != status.stable_revision
+    ]
+    return target in served[:window] and not any(entry.revision == target for entry in status.quarantined)
 
 
 def _self_test_verdict(context: Context, status: Status, target: str, notes: Notes) -> Status | None:

@@ -11,6 +11,8 @@ from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked
 from tandem_operator.plan.validation import Checked
 
+TOLD_OTHERWISE = ("Progressing", "CanaryHealthy", "RolledBack", "Reconciling", "Stalled")  # have events of their own
+
 
 def ready(context: Context, status: Status, checked: Checked) -> Seen:
     """Ready is about users: enough workers answer, whatever revision they are of and whatever its canary does."""
@@ -50,6 +52,9 @@ def progressing(context: Context, status: Status, wanted: str, checked: Checked)
     if wanted != status.stable_revision and context.observed.resource.spec.paused:
         message = f"revision {wanted} is what the spec asks for; it waits, since spec.paused is true"
         return Seen("Progressing", "True", "Paused", message)
+    if checked.refused:
+        message = f"revision {status.stable_revision} runs the target alone: {checked.condition.message}"
+        return Seen("Progressing", "False", checked.condition.reason, message)
     return Seen("Progressing", "False", "Complete", f"revision {status.stable_revision} is what the spec asks for")
 
 
@@ -62,12 +67,15 @@ def rolled_back(context: Context, status: Status, wanted: str) -> Seen:
     return Seen("RolledBack", "True", entry.reason, f"Revision {wanted}: {entry.message.rstrip('.')}. Now {what}")
 
 
-def speculation_active(context: Context, status: Status) -> Seen:
+def speculation_active(context: Context, status: Status, checked: Checked) -> Seen:
     """What the stable workers really do, with the reason why when they do not speculate."""
     stable = status.stable_revision
     recipe = context.observed.recipe(stable)
     if not stable or recipe is None:
         return Seen("SpeculationActive", "Unknown", "NotServing", "no stable revision serves yet")
+    if not recipe.speculates and checked.refused:
+        message = f"revision {stable} runs the target alone: the pair was refused, and validation.onInvalid says so"
+        return Seen("SpeculationActive", "False", "PairRefused", message)
     if not recipe.speculates:
         return Seen("SpeculationActive", "False", "DisabledBySpec", f"revision {stable} runs the target alone")
     entry = blocked(context, status, stable)
@@ -93,7 +101,7 @@ def note_transitions(before: Status, after: Status, notes: Notes) -> None:
     """An event where a condition changed its status or reason; what has an event of its own is left out."""
     old = {condition.type: condition for condition in before.conditions}
     for condition in after.conditions:
-        if condition.type in ("Progressing", "CanaryHealthy", "RolledBack") or not condition.message:
+        if condition.type in TOLD_OTHERWISE or not condition.message:
             continue
         if condition.status == "Unknown" and condition.type != "Validated":
             continue  # not looked at, or nobody to ask

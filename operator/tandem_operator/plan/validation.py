@@ -30,8 +30,8 @@ MOST_TOLD = 5  # errors of one report that become events; the others are in stat
 
 @dataclass(frozen=True)
 class Checked:
-    """What validation says in this pass. `allowed`: the pair may be rolled out; `errors`: of a report that has just
-    come, what is to be told.
+    """What validation says in this pass. `allowed`: the pair may be rolled out; `refused`: its last verdict is that it
+    may not; `errors`: of a report that has just come, what is to be told.
     """
 
     allowed: bool
@@ -40,6 +40,7 @@ class Checked:
     job: Manifest | None = None
     wake_after_seconds: float | None = None
     errors: tuple[Reported, ...] = ()
+    refused: bool = False
 
 
 def retry_of(resource: SpeculativeDeployment) -> str:
@@ -84,7 +85,8 @@ def check(context: Context) -> Checked:
         message += f"; it waits: {job.problem}"
     manifest = None if job else children.validation_job(resource, context.settings, key, attempt)
     reason = "Waiting" if job and job.problem else "CheckpointChanged" if changed else "Validating"
-    return Checked(False, Seen("Validated", "Unknown", reason, message), last, manifest)
+    turned_down = known is not None and not _may_run(spec.validation.enforcement, known)
+    return Checked(False, Seen("Validated", "Unknown", reason, message), last, manifest, refused=turned_down)
 
 
 def _refused_source(context: Context) -> str:
@@ -139,13 +141,20 @@ def _pause(validation: Validation, now: datetime, since: datetime) -> float | No
 
 
 def _concluded(enforcement: Enforcement, validation: Validation, wait: float | None) -> Checked:
-    fits = validation.verdict in (Verdict.FITS, Verdict.FITS_WITH_WARNINGS)
-    allowed = fits or enforcement == Enforcement.WARN
+    fits, allowed = _fits(validation), _may_run(enforcement, validation)
     message = validation.summary
     if not fits and allowed:
         message += " (validation.enforcement is Warn: rolled out all the same)"
     condition = Seen("Validated", "True" if fits else "False", validation.verdict, message)
-    return Checked(allowed, condition, validation, wake_after_seconds=wait)
+    return Checked(allowed, condition, validation, wake_after_seconds=wait, refused=not allowed)
+
+
+def _fits(validation: Validation) -> bool:
+    return validation.verdict in (Verdict.FITS, Verdict.FITS_WITH_WARNINGS)
+
+
+def _may_run(enforcement: Enforcement, validation: Validation) -> bool:
+    return _fits(validation) or enforcement == Enforcement.WARN
 
 
 def _to_tell(report: ValidationReport | None, known: Validation | None) -> tuple[Reported, ...]:
