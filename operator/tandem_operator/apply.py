@@ -25,7 +25,7 @@ from tandem_operator.workers import Workers
 
 log = logging.getLogger(__name__)
 
-APPLY = "application/apply-patch+yaml"
+APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 REFUSED_AGAIN_SECONDS, CONFLICT_AGAIN_SECONDS = 30.0, 0.2
 
 
@@ -81,8 +81,13 @@ async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
         "Job": batch.patch_namespaced_job,
     }
     kind, name, namespace = manifest["kind"], manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+    how: dict[str, Any] = {"field_manager": names.FIELD_MANAGER}
     try:
-        await patch[kind](name, namespace, manifest, field_manager=names.FIELD_MANAGER, force=True, _content_type=APPLY)
+        if kind == "Scale":  # not through the subresource, which would be one more right
+            body = {"spec": manifest["spec"]}
+            await apps.patch_namespaced_deployment(name, namespace, body, **how, _content_type=MERGE)
+        else:
+            await patch[kind](name, namespace, manifest, **how, force=True, _content_type=APPLY)
     except client.ApiException as error:
         # A field of the wrong type, or one that does not exist, is answered by server-side apply with 500.
         untyped = error.status == 500 and "failed to create typed patch object" in words(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from tandem_operator import names
@@ -487,3 +489,49 @@ def test_what_shrinks_is_applied_before_what_grows() -> None:
             if manifest["kind"] == "Deployment":
                 desired[manifest["metadata"]["labels"][names.REVISION]] = manifest["spec"]["replicas"]
                 assert sum(desired.values()) <= 2, "at no moment does a worker wait for a GPU that is not there"
+
+
+def test_a_rollout_worker_by_worker_may_take_longer_than_the_deadline_as_long_as_it_goes_on() -> None:
+    rollout = {"steps": [], "maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 120}
+    world = World(spec("a", replicas=5, rollout=rollout)).run(8)
+    world.edit(spec("b", replicas=5, rollout=rollout))
+    for _ in range(12):
+        world.step(seconds=100)  # one worker more is ready each time: 500 s in all
+    assert world.serving() == {"b": 5}
+    assert world.condition("RolledBack")[:2] == ("False", "NotRolledBack")
+
+
+def test_a_rollout_that_stops_half_way_is_taken_back_at_the_deadline() -> None:
+    rollout = {"steps": [], "maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 120}
+    world = World(spec("a", replicas=5, rollout=rollout)).run(8)
+    world.edit(spec("b", replicas=5, rollout=rollout))
+    for _ in range(3):
+        world.step(seconds=100)
+    world.lives["b"] = Life(starts=False)
+    world.run(20)
+    assert world.condition("RolledBack")[1] == "ProgressDeadlineExceeded"
+    assert world.serving() == {"a": 5}
+
+
+def test_a_stable_revision_whose_record_was_deleted_makes_room_for_the_next_one() -> None:
+    world = served("a", replicas=3)
+    before = world.status.stable_revision
+    world.edit(spec("b", replicas=3))
+    del world.history[before]
+    for _ in range(12):
+        world.step()
+        assert sum(d.desired for d in world.deployments.values()) <= 4
+    assert world.serving() == {"b": 3}
+    assert before not in world.deployments, "nothing is left of what no record names"
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_analysis() -> None:
+    world = served("a", replicas=2)
+    world.edit(spec("b", replicas=2))
+    world.requests_per_step = 0
+    world.run(5)
+    assert world.condition("Progressing")[:2] == ("True", "CanaryStep")
+    world.now -= timedelta(hours=2)
+    world.requests_per_step = 40
+    world.run(10)
+    assert world.serving() == {"b": 2}

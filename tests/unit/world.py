@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from tandem_operator import names
@@ -17,6 +18,7 @@ from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
 from tandem_operator.plan import Context, Observed, Plan, Settings, plan
 from tandem_operator.plan.analysis.evidence import plus
+from tandem_operator.plan.decision import Command, Deletion
 from tandem_operator.plan.observed import Deployment, History, Manifest, Pod, ValidationJob, Worker
 from tandem_worker.contract import (
     Fingerprints,
@@ -116,20 +118,31 @@ class World:
 
     def carry_out(self, decided: Plan, crash_after: int | None = None) -> None:
         """`crash_after`: the operator dies after so many writes; status is the last one."""
-        for manifest in decided.apply[:crash_after]:
-            self._apply(manifest)
-        if crash_after is not None and crash_after <= len(decided.apply):
-            return
-        for deletion in decided.delete:
-            revision = deletion.name.removeprefix("pair-")
-            kept: dict[str, Any] = self.deployments if deletion.kind == "Deployment" else self.history
-            kept.pop(revision, None)
-        for command in decided.commands:
-            worker = self.workers[command.pod_uid]
-            assert worker.status is not None
+        for write in self.writes(decided)[:crash_after]:
+            write()
+
+    def writes(self, decided: Plan) -> list[Callable[[], None]]:
+        """What the operator does to carry a plan out, one by one and in its order."""
+        return [
+            *(partial(self._apply, manifest) for manifest in decided.apply),
+            *(partial(self._delete, deletion) for deletion in decided.delete),
+            *(partial(self._switch, command) for command in decided.commands),
+            partial(self._write_status, decided),
+        ]
+
+    def _delete(self, deletion: Deletion) -> None:
+        kept: dict[str, Any] = self.deployments if deletion.kind == "Deployment" else self.history
+        kept.pop(deletion.name.removeprefix("pair-"), None)
+
+    def _switch(self, command: Command) -> None:
+        worker = self.workers.get(command.pod_uid)
+        if worker is not None and worker.status is not None:  # else it went away meanwhile
             update = {"speculation_enabled": command.enabled, "speculation_reason": command.reason}
             self.workers[command.pod_uid] = replace(worker, status=worker.status.model_copy(update=update))
-        self.status = Status.model_validate_json(decided.status.model_dump_json())
+
+    def _write_status(self, decided: Plan) -> None:
+        if decided.status != self.status:
+            self.status = Status.model_validate_json(decided.status.model_dump_json())
         self.events += [f"{event.reason}: {event.message}" for event in decided.events]
 
     def condition(self, kind: str) -> tuple[str, str, str]:
@@ -159,6 +172,10 @@ class World:
             annotations = manifest["spec"]["template"]["metadata"]["annotations"]
             self.retries[revision] = annotations.get(names.RETRY, "")
             self.deployments[revision] = Deployment(revision, desired, before.ready if before else 0)
+        elif manifest["kind"] == "Scale":
+            revision = labels[names.REVISION]
+            if before := self.deployments.get(revision):
+                self.deployments[revision] = replace(before, desired=manifest["spec"]["replicas"])
         elif manifest["kind"] == "ControllerRevision":
             revision, recipe = labels[names.REVISION], Recipe.model_validate(manifest["data"])
             served = manifest["metadata"]["annotations"][names.SERVED] == "true"

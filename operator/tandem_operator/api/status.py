@@ -245,7 +245,8 @@ class Progress(ApiModel):
     """Where the rollout of the canary stands.
 
     `inForceAt`: since when the step's weight is in force; absent until the workers for it are ready. `waitingSince`:
-    since when workers are missing that were there. `passed`: the step was found healthy.
+    since when workers are missing, or the last one more became ready: `ready` of them. `passed`: the step was found
+    healthy.
     """
 
     step: int = 0
@@ -253,6 +254,7 @@ class Progress(ApiModel):
     started_at: Time
     in_force_at: Time | None = None
     waiting_since: Time | None = None
+    ready: int = 0
     passed: bool = False
 
 

@@ -110,6 +110,12 @@ def deployment(
     }
 
 
+def fewer(resource: SpeculativeDeployment, revision: str, replicas: int) -> Manifest:
+    """A Deployment of which nothing but the count is touched."""
+    metadata = _metadata(resource, names.child(resource.metadata.name, revision), {names.REVISION: revision})
+    return {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata, "spec": {"replicas": replicas}}
+
+
 def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str, attempt: int) -> Manifest:
     """Runs `tandem-worker validate` once. A verdict (exit 1 and 2) is an answer, not a failure to be tried again."""
     name, spec = resource.metadata.name, resource.spec

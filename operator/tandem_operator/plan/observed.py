@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
+from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Counts
 from tandem_operator.engines.reading import StepTimes
+from tandem_operator.plan.revisions import spec_hash
 from tandem_worker.contract import ValidationReport, WorkerFailure, WorkerStatus
 
 
@@ -103,6 +106,12 @@ class Context:
     observed: Observed
     settings: Settings
     now: datetime
+
+    @cached_property
+    def spec_hash(self) -> str:
+        """Of the spec and the retry annotation: what a quarantine hangs on. Asked for many times in a pass."""
+        resource = self.observed.resource
+        return spec_hash(resource.spec, resource.metadata.annotations.get(names.RETRY, ""))
 
 
 Manifest = dict[str, Any]

@@ -22,6 +22,7 @@ from tandem_operator.api.spec import OnCollapse, OnInvalid
 from tandem_operator.api.status import Outcome
 from tandem_operator.plan import children, commands, guard, rollout, summary, validation
 from tandem_operator.plan.analysis.figures import acceptance
+from tandem_operator.plan.clock import without_future
 from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
 from tandem_operator.plan.observed import Context
@@ -32,15 +33,14 @@ from tandem_operator.plan.scale import Present, next_counts, shares
 
 
 def plan(context: Context) -> Plan:
-    resource = context.observed.resource
-    if resource.metadata.deletion_timestamp:
-        return Plan(status=resource.status)  # owner references clean up
-    notes = Notes()
+    if context.observed.resource.metadata.deletion_timestamp:
+        return Plan(status=context.observed.resource.status)  # owner references clean up
+    context, notes = without_future(context), Notes()
     checked = validation.check(context)
     notes.seen.append(checked.condition)
     for finding in checked.errors:
         notes.say("Warning", finding.reason, " ".join(filter(None, (finding.message, finding.action))))
-    status = resource.status.model_copy(update={"validation": checked.validation})
+    status = context.observed.resource.status.model_copy(update={"validation": checked.validation})
     if checked.job:
         notes.apply.append(checked.job)
     if checked.wake_after_seconds is not None:
@@ -131,8 +131,12 @@ def _note_children(
     # What shrinks is applied first: it makes room for what grows, and at no moment is there a worker too many.
     for revision in sorted(counts, key=lambda r: counts[r] > desired[r]):
         idle = counts[revision] == 0 and desired[revision] == 0
-        if revision not in recipes or (idle and revision not in (status.stable_revision, status.canary_revision)):
+        if idle and revision not in (status.stable_revision, status.canary_revision):
             continue  # a retired revision is left as it is
+        if revision not in recipes:  # its record was deleted: it can't be built anew, but it can make room
+            if counts[revision] < desired[revision]:
+                notes.apply.append(children.fewer(resource, revision, counts[revision]))
+            continue
         retry = retry_of_workers(context, status, revision)
         workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], retry)
         notes.apply.append(workers)
@@ -158,7 +162,8 @@ def _records(context: Context, status: Status, recipes: dict[str, Recipe]) -> li
 
 
 def _outdated(context: Context, status: Status, counts: dict[str, int]) -> list[Deletion]:
-    """Revisions beyond the history limit, oldest first; never one that still has workers or a part in the rollout."""
+    """Revisions beyond the history limit, oldest first, and Deployments whose record is lost; never one that still has
+    workers or a part in the rollout."""
     name = context.observed.resource.metadata.name
     retired = [
         h.revision
@@ -166,7 +171,9 @@ def _outdated(context: Context, status: Status, counts: dict[str, int]) -> list[
         if h.revision not in (status.stable_revision, status.canary_revision) and not counts.get(h.revision)
     ]
     excess = len(retired) - context.observed.resource.spec.revision_history_limit
-    return [
+    recorded = {h.revision for h in context.observed.history} | {status.stable_revision, status.canary_revision}
+    lost = [d.revision for d in context.observed.deployments if d.revision not in recorded and d.desired == 0]
+    return [Deletion("Deployment", names.child(name, revision)) for revision in lost] + [
         Deletion(kind, names.child(name, revision))
         for revision in retired[: max(0, excess)]
         for kind in ("Deployment", "ControllerRevision")  # the record last: it names what is left to clean

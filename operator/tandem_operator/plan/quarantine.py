@@ -10,20 +10,13 @@ from tandem_operator.api import Status
 from tandem_operator.api.status import Quarantine
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
-from tandem_operator.plan.revisions import spec_hash
 from tandem_operator.plan.validation import retry_of
 
 KEPT = 10
 
 
-def spec_of(context: Context) -> str:
-    """The hash that an entry hangs on."""
-    resource = context.observed.resource
-    return spec_hash(resource.spec, retry_of(resource))
-
-
 def blocked(context: Context, status: Status, revision: str) -> Quarantine | None:
-    return status.quarantine_of(revision, spec_of(context))
+    return status.quarantine_of(revision, context.spec_hash)
 
 
 def retry_of_workers(context: Context, status: Status, revision: str) -> str:
@@ -38,7 +31,7 @@ def quarantine(
     """`revision` is in quarantine and no canary any more. `instead`: what is to serve in its place, if not the last
     healthy one."""
     entry = Quarantine(
-        revision=revision, reason=reason, message=message, at=context.now, spec=spec_of(context), instead=instead
+        revision=revision, reason=reason, message=message, at=context.now, spec=context.spec_hash, instead=instead
     )
     others = [q for q in status.quarantined if (q.revision, q.spec) != (entry.revision, entry.spec)]
     notes.say("Warning", "Quarantined", f"Revision {revision} quarantined ({reason}): {message}")

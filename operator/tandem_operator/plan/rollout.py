@@ -80,9 +80,9 @@ def advance(context: Context, status: Status, target: str, wanted: str, notes: N
     return promoted(status, target, notes)
 
 
-def _clocks(status: Status, in_force_at: datetime | None, waiting_since: datetime | None) -> Status:
+def _clocks(status: Status, in_force_at: datetime | None, waiting_since: datetime | None, ready: int = 0) -> Status:
     assert status.progress is not None
-    update = {"in_force_at": in_force_at, "waiting_since": waiting_since}
+    update = {"in_force_at": in_force_at, "waiting_since": waiting_since, "ready": ready}
     return status.model_copy(update={"progress": status.progress.model_copy(update=update)})
 
 
@@ -136,14 +136,17 @@ def _shares(context: Context, status: Status) -> tuple[int, int]:
 def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> Status:
     assert status.progress is not None
     progress = status.progress
-    # The clock starts with the step, and anew when workers are lost that were there, or when more are asked for.
-    since = progress.waiting_since or (context.now if progress.in_force_at else progress.step_started_at)
-    status = _clocks(status, progress.in_force_at, since)
+    ready, needed = len(guard.ready_pods(context, target)), _shares(context, status)[1]
+    # The clock starts with the step, and anew when workers are lost that were there, when more are asked for, and, as a
+    # Deployment's does, with every further worker that is ready: many one after the other may take longer than it.
+    lost = progress.waiting_since is None and progress.in_force_at is not None
+    anew = lost or ready > progress.ready
+    since = context.now if anew else progress.waiting_since or progress.step_started_at
+    status = _clocks(status, progress.in_force_at, since, ready if anew else progress.ready)
     deadline = timedelta(seconds=context.observed.resource.spec.rollout.progress_deadline_seconds)
     left = (since + deadline - context.now).total_seconds()
     stuck = next((pod for pod in context.observed.of(target) if pod.trouble), None)
     trouble = f"{stuck.name}: {stuck.trouble}" if stuck else ""
-    ready, needed = len(guard.ready_pods(context, target)), _shares(context, status)[1]
     if left > 0:
         notes.wakes.append(left)
         message = f"canary {target}: {ready} of {needed} workers ready" + (f"; {trouble}" if trouble else "")
