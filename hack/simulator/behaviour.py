@@ -69,6 +69,8 @@ class Behaviour(BaseModel):
     drafter_fingerprint: str | None = None
     resolution: Resolution | Json[Resolution] | None = None  # None: a usual one
 
+    engine_version: str | None = None  # that it says it is; None: the newest that Tandem looked at
+
     # Metrics.
     metrics_missing: bool = False  # 404
     metrics_nan: bool = False  # every value is NaN

@@ -9,7 +9,8 @@ from typing import Any
 
 from simulator.arguments import Arguments
 from simulator.behaviour import Behaviour
-from simulator.metrics import Metrics, with_nan
+from simulator.exposition import exposition_of
+from simulator.metrics import with_nan
 from simulator.rounds import PLAIN, Drafts, Round
 from tandem_worker.contract import (
     SELF_TEST_DRAFTS,
@@ -72,13 +73,13 @@ class Engine:
         return "SelfTestFailed" if self.self_test.outcome is SelfTestOutcome.NO_LIFE else ""
 
     def reset_counters(self) -> None:
-        self.metrics = Metrics(self.arguments.revision, self.arguments.draft_length)
-        self.metrics.speculation_enabled.set(self.speculating)
-        self.metrics.running.set(self._running)
+        self.metrics = exposition_of(self.arguments)
+        self.metrics.switched(self.speculating)
+        self.metrics.runs(self._running)
 
     def _switch(self, enabled: bool, reason: str) -> None:
         self.speculating, self._reason = enabled, "" if enabled else reason
-        self.metrics.speculation_enabled.set(enabled)
+        self.metrics.switched(enabled)
 
     def carry_out(self, command: SpeculationCommand) -> None:
         self._switch(command.enabled, command.reason)
@@ -167,7 +168,7 @@ class Engine:
 
     def _count_running(self, change: int) -> None:
         self._running += change
-        self.metrics.running.set(self._running)
+        self.metrics.runs(self._running)
 
 
 def self_test(behaviour: Behaviour, speculates: bool) -> SelfTest:

@@ -40,13 +40,19 @@ class Metrics:
         self._accept_length = self._histograms(Metric.ACCEPT_LENGTH, lengths, origin=Origin)
         self._request_seconds = self._histograms(Metric.REQUEST_SECONDS, Histogram.DEFAULT_BUCKETS, origin=Origin)
         self._steps = self._histograms(Metric.STEP_SECONDS, Histogram.DEFAULT_BUCKETS, phase=PHASES, batch=["1"])
-        self.speculation_enabled = self._gauge(Metric.SPECULATION_ENABLED)
+        self._speculation_enabled = self._gauge(Metric.SPECULATION_ENABLED)
         self.speedup = self._gauge(Metric.SPEEDUP)
         self.speedup.set(float("nan"))
-        self.running = self._gauge(Metric.RUNNING)
+        self._running = self._gauge(Metric.RUNNING)
         self._gauge(Metric.WAITING)
         self._gauge(Metric.GRAPHS)
         self._rounds = self._emitted = 0
+
+    def switched(self, enabled: bool) -> None:
+        self._speculation_enabled.set(enabled)
+
+    def runs(self, requests: int) -> None:
+        self._running.set(requests)
 
     def stepped(self, origin: Origin, done: Round, seconds: float, plain_seconds: float) -> None:
         self._generated[origin].inc(done.emitted)

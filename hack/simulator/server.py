@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from simulator.arguments import Imitated
 from simulator.commands import Refused, admit
 from simulator.engine import Engine, Failed
 from tandem_worker.contract import ORIGIN_HEADER, Origin
@@ -57,18 +58,27 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._hang])
-        app.add_routes(
-            [
+        common = [
+            web.get("/metrics", self.metrics),
+            web.get("/v1/models", self.models),
+            web.post("/v1/completions", self.completions),
+            web.post("/sim", self.sim),
+        ]
+        of_its_own = {
+            Imitated.TANDEM: [
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
                 web.get("/status", self.status),
-                web.get("/metrics", self.metrics),
-                web.get("/v1/models", self.models),
-                web.post("/v1/completions", self.completions),
                 web.post("/admin/speculation", self.speculation),
-                web.post("/sim", self.sim),
-            ]
-        )
+            ],
+            Imitated.SGLANG: [
+                web.get("/health", self.readyz),
+                web.get("/ready", self.readyz),
+                web.get("/server_info", self.version),
+            ],
+            Imitated.VLLM: [web.get("/health", self.readyz), web.get("/version", self.version)],
+        }
+        app.add_routes([*common, *of_its_own[self.engine.arguments.command]])
         return app
 
     @web.middleware
@@ -82,6 +92,11 @@ class Server:
 
     async def readyz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok") if self.engine.ready else web.Response(text="loading", status=503)
+
+    async def version(self, request: web.Request) -> web.Response:
+        newest = {Imitated.SGLANG: "0.5.23", Imitated.VLLM: "0.33.0"}
+        said = self.engine.behaviour.engine_version or newest[self.engine.arguments.command]
+        return web.json_response({"version": said})
 
     async def status(self, request: web.Request) -> web.Response:
         return web.json_response(text=self.engine.status().model_dump_json())

@@ -66,6 +66,11 @@ class PodStatus(ApiModel):
     pod_ip: str = Field(default="", alias="podIP")
     conditions: list[Condition] = []
     container_statuses: list[Container] = []
+    init_container_statuses: list[Container] = []
+
+    @property
+    def containers(self) -> list[Container]:
+        return [*self.init_container_statuses, *self.container_statuses]
 
 
 class PodObject(ApiModel):

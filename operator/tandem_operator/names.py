@@ -13,6 +13,7 @@ VALIDATION_KEY = f"{GROUP}/validation"
 ATTEMPT = f"{GROUP}/attempt"
 SERVED = f"{GROUP}/served"  # on the record of a revision that once was stable
 RETRY = f"{GROUP}/retry"  # set by the user: ends every quarantine
+SPECULATION = f"{GROUP}/speculation"  # on pods that were started without their drafter: off
 PORT_NAME = "http"
 KEY_FILE = "operator-key.pem"
 

@@ -17,6 +17,7 @@ from tandem_operator import kube, names
 from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.plan.observed import Deployment, History, Observed, Pod, ValidationJob
+from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.queue import Key
 from tandem_operator.workers import Workers
 from tandem_worker.contract import ValidationReport, WorkerFailure
@@ -62,15 +63,20 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
     serving = [pod for pod in pods if pod.metadata.labels.get(names.ROLE) == names.WORKER]
     addresses = {pod.metadata.uid: pod.status.pod_ip for pod in serving if pod.status.pod_ip}
     seen = tuple(_pod(pod) for pod in serving)
+    history = tuple(sorted((_history(r) for r in records if r.metadata.owned_by(uid)), key=lambda h: h.number))
+    recipes = {record.revision: record.recipe for record in history}
+    present = make_recipe(resource.spec, key.name, None)  # for a worker whose record was deleted
     asked = [pod for pod in seen if pod.ready and pod.uid in addresses]
-    answers = await asyncio.gather(*(workers.read(addresses[pod.uid]) for pod in asked))
+    answers = await asyncio.gather(
+        *(workers.read(addresses[pod.uid], pod, recipes.get(pod.revision, present)) for pod in asked)
+    )
     observed = Observed(
         resource=resource,
         pods=seen,
         workers=tuple((pod.uid, answer) for pod, answer in zip(asked, answers, strict=True)),
         deployments=tuple(_deployment(d) for d in deployments if d.metadata.owned_by(uid)),
         jobs=tuple(_job(job, pods) for job in jobs if job.metadata.owned_by(uid)),
-        history=tuple(sorted((_history(r) for r in records if r.metadata.owned_by(uid)), key=lambda h: h.number)),
+        history=history,
     )
     return Sight(observed, addresses)
 
@@ -113,6 +119,7 @@ def _pod(pod: kube.PodObject) -> Pod:
         trouble=_trouble(pod),
         failure=_last_word(pod, WorkerFailure),
         retry=pod.metadata.annotations.get(names.RETRY, ""),
+        target_alone=pod.metadata.annotations.get(names.SPECULATION) == "off",
     )
 
 
@@ -121,7 +128,7 @@ def _trouble(pod: kube.PodObject) -> str:
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return f"{condition.reason}: {condition.message}"
-    for container in pod.status.container_statuses:
+    for container in pod.status.containers:
         waiting, ended = container.state.waiting, container.ended
         last_words = _last_words(ended) if ended and ended.exit_code != 0 else ""
         if waiting and waiting.reason not in _USUAL_WAITS:
@@ -139,7 +146,7 @@ def _last_words(ended: kube.Terminated) -> str:
 
 def _last_word(pod: kube.PodObject, kind: type[_Word]) -> _Word | None:
     """The termination message of a container, when it is one of the contract's."""
-    words = (_parsed(kind, c.ended.message) for c in pod.status.container_statuses if c.ended)
+    words = (_parsed(kind, c.ended.message) for c in pod.status.containers if c.ended)
     return next((word for word in words if word), None)
 
 

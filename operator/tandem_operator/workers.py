@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from tandem_operator.engines import builtin
-from tandem_operator.plan.observed import Worker
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.engines import Adapter, adapter_of
+from tandem_operator.plan.observed import Pod, Worker
 from tandem_operator.signing import Signer
 from tandem_worker.contract import ORIGIN_HEADER, WORKER_PORT, Origin, SpeculationCommand, WorkerStatus
 
@@ -29,28 +31,56 @@ CALIBRATION_PROMPTS = (
 )
 
 
+class EngineVersion(BaseModel):
+    """What SGLang's /server_info and vLLM's /version have in common."""
+
+    version: str
+
+
 class Workers:
     def __init__(self, session: aiohttp.ClientSession, signer: Signer) -> None:
         self._session = session
         self._signer = signer
         self._replays: dict[str, asyncio.Task[None]] = {}  # by pod uid: one at a time
+        self._versions: dict[str, str] = {}  # by pod uid: an engine is asked once
 
-    async def read(self, ip: str) -> Worker:
+    async def read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
         """What the worker says; a part that can't be read is None, which is no evidence of anything."""
-        (status, _), (text, problem) = await asyncio.gather(self._get(ip, "/status"), self._get(ip, "/metrics"))
-        try:
-            parsed = WorkerStatus.model_validate_json(status) if status else None
-        except ValidationError as error:
-            log.warning("/status of %s is not what the contract says: %s", ip, error)
-            parsed = None
+        adapter = adapter_of(recipe.engine, recipe.speculation)
+        if adapter.cooperates:
+            known, (text, problem) = await asyncio.gather(self._status(ip), self._get(ip, "/metrics"))
+            worker = Worker(status=known)
+        else:
+            version, (text, problem) = await asyncio.gather(
+                self._version(ip, pod.uid, adapter), self._get(ip, "/metrics")
+            )
+            worker = Worker(version=version, started_speculating=recipe.speculates and not pod.target_alone)
         if not text:
-            return Worker(status=parsed, problem=problem)
+            return replace(worker, problem=problem)
         try:
-            read = builtin.read_metrics(text)
+            read = adapter.read(text)
         except ValueError as error:
             log.warning("/metrics of %s gives no evidence: %s", ip, error)
-            return Worker(status=parsed, problem=str(error)[:200])
-        return Worker(status=parsed, counts=read.counts, running=read.running, steps=read.steps)
+            return replace(worker, problem=str(error)[:200])
+        return replace(worker, counts=read.counts, running=read.running, steps=read.steps)
+
+    async def _status(self, ip: str) -> WorkerStatus | None:
+        status, _ = await self._get(ip, "/status")
+        try:
+            return WorkerStatus.model_validate_json(status) if status else None
+        except ValidationError as error:
+            log.warning("/status of %s is not what the contract says: %s", ip, error)
+            return None
+
+    async def _version(self, ip: str, uid: str, adapter: Adapter) -> str:
+        """Empty while the engine does not say."""
+        if uid not in self._versions:
+            text, problem = await self._get(ip, adapter.version_path)
+            try:
+                self._versions[uid] = EngineVersion.model_validate_json(text).version
+            except ValidationError:
+                log.info("%s of %s names no version: %s", adapter.version_path, ip, problem)
+        return self._versions.get(uid, "")
 
     async def switch(self, ip: str, pod_uid: str, enabled: bool, reason: str) -> str:
         """Switch speculation; returns what went wrong, or an empty string."""

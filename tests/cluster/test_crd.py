@@ -25,7 +25,19 @@ EVERYTHING: Manifest = {
     "target": {"source": {"hostPath": {"path": "/models/target"}}},
     "drafter": {"source": {"pvc": {"claimName": "drafters", "path": "a"}}, "trainedOn": {"captureIndexes": [2, 4, 5]}},
     "speculation": {"enabled": True, "draftLength": 4},
-    "engine": {"type": "builtin", "image": "worker:1", "gpuMemoryFraction": 0.45},
+    "engine": {
+        "type": "sglang",
+        "version": "0.5.23",
+        "image": "worker:1",
+        "gpuMemoryFraction": 0.45,
+        "contextLength": 8192,
+        "args": ["--log-level=info"],
+        "env": [
+            {"name": "SGLANG_LOG", "value": "1"},
+            {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "token"}}},
+            {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "level"}}},
+        ],
+    },
     "replicas": 2,
     "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"memory": "1Gi"}},
     "validation": {"mode": "Probe", "enforcement": "Warn", "onInvalid": "ServeTargetOnly"},
@@ -176,6 +188,13 @@ RULES = [
 ]  # fmt: skip
 
 
+RULES += [
+    case("engine.version is required for sglang and vllm", "engine", {"type": "builtin"}, {"type": "vllm"}),
+    case("engine.version is required for sglang and vllm", "engine.version", "0.33.0", None),
+    case("engine.version is for sglang and vllm", "engine", {"type": "vllm", "version": "0.33.0"},
+         {"type": "builtin", "version": "0.33.0"}),
+]  # fmt: skip
+
 RENAMED = "modelName cannot be changed"
 
 
@@ -260,12 +279,17 @@ def items(path: str, count: int) -> list[object]:
         return [{"weight": number + 1} for number in range(count)]
     if path.endswith("captureIndexes"):
         return list(range(count))
+    if path.endswith("args"):
+        return [f"--flag-{number}" for number in range(count)]
     return [{"name": f"name{number}"} if "tolerations" not in path else {} for number in range(count)]
 
 
-def around(path: str) -> Manifest:
-    """A spec in which the field at `path` may be set: a source has one kind, a variable one source of its value."""
+def around(path: str, value: object) -> Manifest:
+    """A spec in which the field at `path` may be set: a source has one kind, a variable one source of its value, and
+    the builtin engine no version."""
     spec = EVERYTHING
+    if (path, value) == ("engine.type", "builtin"):
+        spec = with_field(spec, "engine.version", None)
     for part, other in (("target", "drafter"), ("drafter", "target")):
         if path.startswith(f"{part}.source.hostPath"):
             spec = with_field(with_field(spec, f"{part}.source", host("/a")), f"{other}.source", claim("b"))
@@ -273,7 +297,8 @@ def around(path: str) -> Manifest:
             spec = with_field(with_field(spec, f"{part}.source", claim("b")), f"{other}.source", host("/a"))
     if "valueFrom" in path:
         reference = "secretKeyRef" if "secretKeyRef" in path else "configMapKeyRef"
-        spec = with_field(spec, "pod.env[0]", {"name": "A", "valueFrom": {reference: REFERENCE}})
+        variable = f"{path.split('.')[0]}.env[0]"
+        spec = with_field(spec, variable, {"name": "A", "valueFrom": {reference: REFERENCE}})
     return spec
 
 
@@ -301,7 +326,7 @@ def test_every_field_that_a_user_can_set_is_bounded() -> None:
 def test_a_bound_lets_the_last_value_through_and_names_the_field_of_the_first_beyond(
     anywhere: Story, bound: Bound
 ) -> None:
-    spec = around(bound.path)
+    spec = around(bound.path, bound.accepted)
     try_out(anywhere, with_field(spec, bound.path, bound.accepted))
     with pytest.raises(Refused) as refused:
         try_out(anywhere, with_field(spec, bound.path, bound.refused))
@@ -318,7 +343,7 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
     assert stored == {
         **FIVE_LINES,
         "speculation": {"enabled": True, "draftLength": 5},
-        "engine": {"type": "builtin"},
+        "engine": {"type": "builtin", "args": [], "env": []},
         "replicas": 1,
         "resources": {"limits": {}, "requests": {}},
         "validation": {"mode": "Static", "enforcement": "Enforce", "onInvalid": "Block"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem_operator.plan.analysis.formulas import (
+from tandem_operator.engines.formulas import (
     accept_length_from_sglang_rate,
     counters_of,
     parse_version,

@@ -16,11 +16,17 @@ from aiohttp import web as http
 
 from tandem_operator import kube, web, workers
 from tandem_operator.observe import _job, _pod
+from tandem_operator.plan.observed import Pod
+from tandem_operator.plan.revisions import recipe
 from tandem_operator.queue import Key, WorkQueue
 from tandem_operator.signing import Signer
 from tandem_operator.workers import Workers
 from tandem_worker.contract import SpeculationCommand, ValidationReport, Verdict
 from tandem_worker.server.admin import Gate, Refused
+from unit.world import spec
+
+POD = Pod("pair-1", "uid-1", "r1", True, False)
+BUILTIN = recipe(spec(), "pair", None)
 
 # --- pods and jobs, as the API server gives them ---------------------------------------------------------------------
 
@@ -205,7 +211,7 @@ async def cut_off(request: http.Request) -> http.StreamResponse:
 
 async def test_counters_at_zero_are_evidence_of_nothing_served(monkeypatch: pytest.MonkeyPatch) -> None:
     async with worker(monkeypatch, metrics=says(ZEROES)) as asked:
-        seen = await asked.read("127.0.0.1")
+        seen = await asked.read("127.0.0.1", POD, BUILTIN)
     assert seen.status is None
     assert seen.counts is not None
     assert (seen.counts.drafts, seen.counts.requests) == (0, 0)
@@ -232,7 +238,7 @@ async def test_metrics_that_cannot_be_read_whole_are_no_evidence(
     monkeypatch: pytest.MonkeyPatch, metrics: Answer
 ) -> None:
     async with worker(monkeypatch, metrics=metrics, status=says("{}")) as asked:
-        seen = await asked.read("127.0.0.1")
+        seen = await asked.read("127.0.0.1", POD, BUILTIN)
     assert seen.counts is None
     assert seen.status is None
 
@@ -241,7 +247,7 @@ async def test_a_worker_that_is_not_there_is_no_evidence(monkeypatch: pytest.Mon
     async with worker(monkeypatch) as asked:
         pass
     async with aiohttp.ClientSession() as session:
-        seen = await Workers(session, Signer()).read("127.0.0.1")
+        seen = await Workers(session, Signer()).read("127.0.0.1", POD, BUILTIN)
     assert (seen.status, seen.counts) == (None, None)
     assert asked is not None
 

@@ -16,6 +16,7 @@ from tandem_worker.engines import load
 from tandem_worker.finding import EXIT_CODES
 from tandem_worker.report import print_report
 from tandem_worker.validate import Mode, Request, validate
+from tandem_worker.verify import verify
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -83,6 +84,8 @@ def _write_termination_message(report: ValidationReport, file: Path) -> None:
     except OSError as failure:
         print(f"The termination message {file} could not be written: {failure.strerror}.", file=sys.stderr)
 
+
+app.command("verify")(verify)
 
 HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from localcluster.agent.model import Container, EnvironmentVariable, FieldReference, Pod
-from localcluster.images import PYTHON_PATH
+from localcluster.images import PYTHON_PATH, inside
 
 
 class ConfigError(Exception):
@@ -136,5 +136,7 @@ def command_line(
 
     The entry point itself is a path of this machine and stays as it is, wherever the pod mounts something.
     """
-    command = [translate(expand(part, known)) for part in container.command] or list(entry_point)
-    return command + [translate(expand(part, known)) for part in container.args]
+    command = inside(container.image, container.command) or [
+        translate(expand(part, known)) for part in container.command
+    ]
+    return (command or list(entry_point)) + [translate(expand(part, known)) for part in container.args]

@@ -74,15 +74,64 @@ class Speculation(ApiModel):
     draft_length: Annotated[int, Field(ge=1, le=8, description="Tokens proposed per round.")] = 5
 
 
+class KeyReference(ApiModel):
+    name: Name
+    key: Name
+
+
+class EnvSource(ApiModel):
+    """Where the value of a variable comes from: exactly one of the fields."""
+
+    secret_key_ref: KeyReference | None = None
+    config_map_key_ref: KeyReference | None = None
+    rules: ClassVar = (
+        Rule(
+            "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+            "valueFrom names exactly one of secretKeyRef and configMapKeyRef",
+        ),
+    )
+
+
+class EnvVar(ApiModel):
+    name: Name
+    value: Annotated[str, Field(max_length=8192)] | None = None
+    value_from: EnvSource | None = None
+    rules: ClassVar = (Rule("!(has(self.value) && has(self.valueFrom))", "value and valueFrom exclude each other"),)
+
+
 class EngineType(StrEnum):
     BUILTIN = "builtin"
+    SGLANG = "sglang"
+    VLLM = "vllm"
 
 
 class Engine(ApiModel):
-    """What runs the pair."""
+    """What runs the pair. What SGLang and vLLM do with a pair depends on their version; see docs/engines.md."""
 
     type: EngineType = EngineType.BUILTIN
-    image: Annotated[str, Field(max_length=512, description="Default: the operator's worker image.")] | None = None
+    version: (
+        Annotated[
+            str,
+            Field(
+                min_length=1,
+                max_length=64,
+                description="Of SGLang or vLLM, such as 0.5.23: the one that the image holds. The pair is validated "
+                "for it, and a worker that says another one is taken back.",
+            ),
+        ]
+        | None
+    ) = None
+    image: (
+        Annotated[
+            str,
+            Field(
+                max_length=512,
+                description="Default: the operator's worker image, lmsysorg/sglang:v<version> or "
+                "vllm/vllm-openai:v<version>.",
+            ),
+        ]
+        | None
+    ) = None
     gpu_memory_fraction: (
         Annotated[
             float,
@@ -95,6 +144,31 @@ class Engine(ApiModel):
         ]
         | None
     ) = None
+    context_length: (
+        Annotated[
+            int, Field(ge=1, le=100_000_000, description="Tokens of prompt and completion; default: the target's.")
+        ]
+        | None
+    ) = None
+    args: Annotated[
+        list[Annotated[str, Field(max_length=4096)]],
+        Field(
+            max_length=64,
+            description="The engine's own arguments. They are validated with the pair; what ties the engine to the "
+            "operator (model, drafter, address, name, metrics) cannot be changed by them.",
+        ),
+    ] = []
+    env: Annotated[list[EnvVar], Field(max_length=64, description="Of the engine's container; validated, too.")] = []
+    rules: ClassVar = (
+        Rule(
+            "self.type == 'builtin' || has(self.version)",
+            "engine.version is required for sglang and vllm: what they do with a pair depends on it",
+        ),
+        Rule(
+            "self.type != 'builtin' || !has(self.version)",
+            "engine.version is for sglang and vllm; the version of the builtin engine is that of its image",
+        ),
+    )
 
 
 class Resources(ApiModel):
@@ -268,31 +342,6 @@ class Guard(ApiModel):
 
 class NamedReference(ApiModel):
     name: Name
-
-
-class KeyReference(ApiModel):
-    name: Name
-    key: Name
-
-
-class EnvSource(ApiModel):
-    """Where the value of a variable comes from: exactly one of the fields."""
-
-    secret_key_ref: KeyReference | None = None
-    config_map_key_ref: KeyReference | None = None
-    rules: ClassVar = (
-        Rule(
-            "has(self.secretKeyRef) != has(self.configMapKeyRef)",
-            "valueFrom names exactly one of secretKeyRef and configMapKeyRef",
-        ),
-    )
-
-
-class EnvVar(ApiModel):
-    name: Name
-    value: Annotated[str, Field(max_length=8192)] | None = None
-    value_from: EnvSource | None = None
-    rules: ClassVar = (Rule("!(has(self.value) && has(self.valueFrom))", "value and valueFrom exclude each other"),)
 
 
 class Toleration(ApiModel):

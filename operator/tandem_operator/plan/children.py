@@ -6,15 +6,26 @@ meet the restricted Pod Security standard and carry no API token.
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+from typing import Any, NamedTuple
 
 from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, VERSION, SpeculativeDeployment
 from tandem_operator.api.base import ApiModel
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.api.spec import Source
-from tandem_operator.engines import builtin
+from tandem_operator.api.spec import Source, Spec
+from tandem_operator.engines import Adapter, Launch, adapter_of
+from tandem_operator.engines.adapter import (
+    DRAFTER_MOUNT,
+    ENVIRONMENT,
+    KEY_MOUNT,
+    TARGET_MOUNT,
+    TERMINATION_LOG,
+    UNPRIVILEGED,
+    probes,
+)
 from tandem_operator.plan.observed import Manifest, Settings
+from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_worker.contract import WORKER_PORT
 
 SERVICE_PORT = 80
@@ -64,6 +75,23 @@ def operator_key(resource: SpeculativeDeployment, settings: Settings) -> Manifes
     }
 
 
+class Start(NamedTuple):
+    """How the workers of a revision are started, beside its recipe. A change starts them anew."""
+
+    retry: str = ""  # a new one lets a self-test run again
+    target_alone: bool = False  # without the drafter
+
+    def of(self, recipe: Recipe) -> Start:
+        """A worker that takes commands keeps its drafter; it is switched off where it runs."""
+        cooperates = adapter_of(recipe.engine, recipe.speculation).cooperates
+        return self._replace(target_alone=self.target_alone and not cooperates)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        told = {names.RETRY: self.retry, names.SPECULATION: "off" if self.target_alone else ""}
+        return {name: value for name, value in told.items() if value}
+
+
 def controller_revision(
     resource: SpeculativeDeployment, revision: str, number: int, recipe: Recipe, served: bool
 ) -> Manifest:
@@ -80,10 +108,16 @@ def controller_revision(
 
 
 def deployment(
-    resource: SpeculativeDeployment, settings: Settings, revision: str, recipe: Recipe, replicas: int, retry: str = ""
+    resource: SpeculativeDeployment,
+    settings: Settings,
+    revision: str,
+    recipe: Recipe,
+    replicas: int,
+    start: Start | None = None,
 ) -> Manifest:
-    """The workers of one revision. A new `retry` starts them anew, so that their self-test runs again."""
+    """The workers of one revision."""
     name = resource.metadata.name
+    start = (start or Start()).of(recipe)
     rollout = resource.spec.rollout
     selector = {**names.worker_selector(name), names.REVISION: revision}
     return {
@@ -94,7 +128,7 @@ def deployment(
             "replicas": replicas,
             "selector": {"matchLabels": selector},
             "progressDeadlineSeconds": rollout.progress_deadline_seconds,
-            # Within a revision only a retry, or another version of the operator, alters the template.
+            # Within a revision only its start, or another version of the operator, alters the template.
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
@@ -102,9 +136,9 @@ def deployment(
             "template": {
                 "metadata": {
                     "labels": {**recipe.pod.labels, **names.common_labels(name), **selector},
-                    "annotations": recipe.pod.annotations | ({names.RETRY: retry} if retry else {}),
+                    "annotations": recipe.pod.annotations | start.annotations,
                 },
-                "spec": _worker_pod(resource, settings, revision, recipe),
+                "spec": _worker_pod(resource, settings, revision, recipe, start),
             },
         },
     }
@@ -128,7 +162,8 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
         f"--mode={spec.validation.mode}",
         f"--draft-length={spec.speculation.draft_length}",
         f"--min-accept-length={spec.guard.min_accept_length:g}",
-        f"--termination-message={builtin.TERMINATION_LOG}",
+        f"--termination-message={TERMINATION_LOG}",
+        *_engine_arguments(spec, Launch(make_recipe(spec, name, None), "", target_folder, drafter_folder)),
     ]
     if spec.drafter.trained_on:
         arguments.append("--trained-on=" + ",".join(map(str, spec.drafter.trained_on.capture_indexes)))
@@ -167,25 +202,73 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
     }
 
 
-def _worker_pod(resource: SpeculativeDeployment, settings: Settings, revision: str, recipe: Recipe) -> Manifest:
+def _engine_arguments(spec: Spec, launch: Launch) -> list[str]:
+    """What `validate` is told of the engine: the very arguments that a worker gets, since they can defeat a pair."""
+    engine, adapter = spec.engine, adapter_of(spec.engine, spec.speculation)
+    told = [f"--context-length={engine.context_length}"] if engine.context_length else []
+    arguments, env = engine.args, engine.env
+    if not adapter.cooperates:
+        told.append(f"--engine={engine.type}@{engine.version}")
+        arguments, env = adapter.arguments(launch), [*engine.env, *spec.pod.env]
+    if arguments:
+        told.append(f"--engine-args={shlex.join(arguments)}")
+    return [*told, *(f"--engine-env={each.name}={each.value}" for each in env if each.value is not None)]
+
+
+def _worker_pod(
+    resource: SpeculativeDeployment, settings: Settings, revision: str, recipe: Recipe, start: Start
+) -> Manifest:
     sources = {"target": recipe.target}
-    if recipe.drafter and recipe.speculates:
+    drafter_folder = ""
+    if recipe.drafter and recipe.speculates and not start.target_alone:
         sources["drafter"] = recipe.drafter
-    drafter_folder = _folder(recipe.drafter, "drafter") if recipe.drafter else None
-    arguments = builtin.serve_arguments(recipe, revision, _folder(recipe.target, "target"), drafter_folder)
-    container = _container("worker", recipe.engine.image or settings.worker_image, arguments, sources)
+        drafter_folder = _folder(recipe.drafter, "drafter")
+    adapter = adapter_of(recipe.engine, recipe.speculation)
+    launch = Launch(recipe, revision, _folder(recipe.target, "target"), drafter_folder)
+    image = recipe.engine.image or adapter.image or settings.worker_image
+    container = _container("worker", image, adapter.arguments(launch), sources)
     container |= {
         "ports": [{"name": names.PORT_NAME, "containerPort": WORKER_PORT, "protocol": "TCP"}],
         "resources": _dump(recipe.resources),
-        **builtin.probes(resource.spec.rollout.progress_deadline_seconds),
+        **probes(adapter.paths, resource.spec.rollout.progress_deadline_seconds),
     }
     own = [_field("POD_IP", "status.podIP"), _field("POD_UID", "metadata.uid")]
-    container["env"] = [*own, *map(_dump, recipe.pod.env)]
-    container["volumeMounts"] += [{"name": "operator-key", "mountPath": builtin.KEY_MOUNT, "readOnly": True}]
+    container["env"] = [*own, *map(_dump, recipe.engine.env), *map(_dump, recipe.pod.env)]
     pod = _pod(recipe.pod, [container], sources)
-    pod["volumes"] += [{"name": "operator-key", "configMap": {"name": names.operator_key(resource.metadata.name)}}]
+    if adapter.cooperates:
+        _take_commands(pod, resource.metadata.name)
+    else:
+        _host_engine(pod, adapter, settings, launch, sources)
     pod["terminationGracePeriodSeconds"] = DRAIN_SECONDS
     return pod
+
+
+def _take_commands(pod: Manifest, name: str) -> None:
+    """Tandem's own worker obeys whoever signs with the operator's key."""
+    pod["containers"][0]["volumeMounts"] += [{"name": "operator-key", "mountPath": KEY_MOUNT, "readOnly": True}]
+    pod["volumes"] += [{"name": "operator-key", "configMap": {"name": names.operator_key(name)}}]
+
+
+def _host_engine(
+    pod: Manifest, adapter: Adapter, settings: Settings, launch: Launch, sources: dict[str, Source]
+) -> None:
+    """What another engine needs: a user that is not root, a home, shared memory for its processes (production-stack
+    #276), and somebody who looks whether the files are those that were validated."""
+    container = pod["containers"][0]
+    container["command"] = adapter.command
+    given = {variable["name"] for variable in container["env"]}
+    container["env"] += [{"name": n, "value": v} for n, v in ENVIRONMENT.items() if n not in given]
+    container["securityContext"] |= {"runAsUser": UNPRIVILEGED, "runAsGroup": UNPRIVILEGED}
+    container["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}]
+    pod["volumes"] += [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    prints = launch.recipe.fingerprints
+    if prints is None:
+        return
+    arguments = ["verify", f"--target={launch.target_folder}", f"--target-fingerprint={prints.target}"]
+    if launch.drafter_folder:
+        arguments += [f"--drafter={launch.drafter_folder}", f"--drafter-fingerprint={prints.drafter}"]
+    arguments.append(f"--termination-message={TERMINATION_LOG}")
+    pod["initContainers"] = [_container("verify", settings.worker_image, arguments, sources)]
 
 
 def _container(name: str, image: str, arguments: list[str], sources: dict[str, Source]) -> Manifest:
@@ -195,7 +278,7 @@ def _container(name: str, image: str, arguments: list[str], sources: dict[str, S
         "image": image,
         "args": arguments,
         "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
-        "terminationMessagePath": builtin.TERMINATION_LOG,
+        "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -228,7 +311,7 @@ def _volume(name: str, source: Source) -> Manifest:
 
 
 def _mount(volume: str) -> str:
-    return {"target": builtin.TARGET_MOUNT, "drafter": builtin.DRAFTER_MOUNT}[volume]
+    return {"target": TARGET_MOUNT, "drafter": DRAFTER_MOUNT}[volume]
 
 
 def _folder(source: Source, volume: str) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import reduce
+from typing import NamedTuple
 
 from tandem_operator.api import Status
 from tandem_operator.api.status import Counts, Measurement, Outcome, Window
+from tandem_operator.engines.formulas import same_version
 from tandem_operator.plan.analysis import evidence, judge
 from tandem_operator.plan.analysis.evidence import Reading
 from tandem_operator.plan.analysis.hypotheses import NO_BASELINE, Baseline, Origin
@@ -21,7 +23,7 @@ from tandem_operator.plan.conditions import Seen as Condition
 from tandem_operator.plan.conditions import count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context, Pod
-from tandem_worker.contract import SelfTestOutcome
+from tandem_worker.contract import SELF_TEST_DRAFTS, SelfTestOutcome
 
 MEASUREMENTS_KEPT = 10
 STALE = timedelta(days=1)
@@ -113,9 +115,8 @@ def _sampled(context: Context, status: Status, revision: str) -> tuple[Window, C
     readings = []
     for pod in context.observed.of(revision):
         worker = context.observed.worker(pod)
-        if worker.counts is not None and worker.status is not None:
-            drafting = worker.status.speculation_enabled
-            readings.append(Reading(pod.uid, worker.counts, drafting, worker.running))
+        if worker.counts is not None and worker.speculating is not None:
+            readings.append(Reading(pod.uid, worker.counts, worker.speculating, worker.running))
     window, added = evidence.sample(window, readings, context.now)
     return evidence.forget(window, frozenset(pod.uid for pod in context.observed.pods)), added
 
@@ -211,21 +212,52 @@ def _noted(status: Status, measured: Measurement) -> Status:
     return status.model_copy(update={"measurements": [*kept, measured][-MEASUREMENTS_KEPT:]})
 
 
-def self_test_failed(context: Context, revision: str, retry: str) -> str:
-    """A sentence when a ready worker of the revision saw no life in its drafter, else empty.
+class Refused(NamedTuple):
+    reason: str
+    message: str
 
-    Workers that were started before the present `retry` are about to be replaced; what they saw is known.
+
+def refused_at_start(context: Context, revision: str, retry: str) -> Refused | None:
+    """What a ready worker of the revision says against it, before any evidence.
+
+    Workers that were started before the present `retry`, or without their drafter, are about to be replaced or have
+    been; what they saw is known.
     """
+    recipe = context.observed.recipe(revision)
     for pod in context.observed.of(revision):
-        if pod.retry != retry:
+        worker = context.observed.worker(pod)
+        if recipe is None or not pod.ready or pod.retry != retry or pod.target_alone:
             continue
-        reported = context.observed.worker(pod).status
-        if pod.ready and reported and reported.self_test.outcome == SelfTestOutcome.NO_LIFE:
-            return (
-                f"self-test of {pod.name}: none of {reported.self_test.drafts} drafts was accepted; "
-                "the drafter does not predict this target as this engine wires it"
+        if worker.status and worker.status.self_test.outcome == SelfTestOutcome.NO_LIFE:
+            drafts = worker.status.self_test.drafts
+            message = (
+                f"self-test of {pod.name}: none of {drafts} drafts was accepted; the drafter does not predict this "
+                "target as this engine wires it"
             )
-    return ""
+            return Refused("SelfTestFailed", message)
+        if worker.version and not same_version(worker.version, recipe.engine.version or ""):
+            message = (
+                f"{pod.name} runs {recipe.engine.type} {worker.version}, and the pair was validated for "
+                f"{recipe.engine.version}: set engine.version to what the image holds"
+            )
+            return Refused("EngineVersionDiffers", message)
+    return None
+
+
+def unproven(context: Context, *revisions: str) -> list[str]:
+    """Pods (uids) of engines without a self-test that have drafted too little to say whether their drafter lives.
+
+    Calibration prompts make up for it. A pod that served requests and drafted nothing is judged by that.
+    """
+    found = []
+    for revision in filter(None, revisions):
+        for pod in ready_pods(context, revision):
+            worker = context.observed.worker(pod)
+            if worker.status or not worker.speculating or worker.counts is None:
+                continue
+            if worker.counts.drafts < SELF_TEST_DRAFTS and (worker.counts.drafts or not worker.counts.requests):
+                found.append(pod.uid)
+    return found
 
 
 def note_metrics(context: Context, status: Status, notes: Notes) -> None:

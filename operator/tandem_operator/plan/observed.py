@@ -26,17 +26,25 @@ class Pod:
     trouble: str = ""  # why it does not become ready, in words: ImagePullBackOff, CrashLoopBackOff, Unschedulable ...
     failure: WorkerFailure | None = None  # what the worker said when it last refused to start
     retry: str = ""  # the retry annotation that it was started under
+    target_alone: bool = False  # started without its drafter: how an engine that takes no commands is switched off
 
 
 @dataclass(frozen=True)
 class Worker:
     """What a ready pod said over HTTP. None: it could not be read, which is no evidence of anything."""
 
-    status: WorkerStatus | None = None
+    status: WorkerStatus | None = None  # of Tandem's own worker; other engines have none
+    started_speculating: bool | None = None  # of an engine without a status
+    version: str = ""  # of an engine without a status, as it says itself
     counts: Counts | None = None
     running: int = 0  # requests in flight
     steps: tuple[StepTimes, ...] = ()
     problem: str = ""  # why there are no counts, in words
+
+    @property
+    def speculating(self) -> bool | None:
+        """None: it could not be asked."""
+        return self.status.speculation_enabled if self.status else self.started_speculating
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def plan(context: Context) -> Plan:
     _note_children(context, status, recipes, counts, notes)
     _note_commands(context, status, recipes, notes)
     guard.note_metrics(context, status, notes)
+    notes.calibrate += guard.unproven(context, status.stable_revision, status.canary_revision)
     status = _summed_up(context, status, wanted, checked, counts, notes)
     return Plan(
         status=status,
@@ -91,8 +92,8 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
     if blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
         return guard.sample_only(context, status, stable)
-    if message := guard.self_test_failed(context, stable, retry_of_workers(context, status, stable)):
-        return quarantine(context, status, stable, "SelfTestFailed", message, notes)
+    if refused := guard.refused_at_start(context, stable, retry_of_workers(context, status, stable)):
+        return quarantine(context, status, stable, refused.reason, refused.message, notes)
     status, window, verdict = guard.look_at_stable(context, status, stable)
     if verdict is None:
         return status
@@ -137,8 +138,11 @@ def _note_children(
             if counts[revision] < desired[revision]:
                 notes.apply.append(children.fewer(resource, revision, counts[revision]))
             continue
-        retry = retry_of_workers(context, status, revision)
-        workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], retry)
+        start = children.Start(
+            retry=retry_of_workers(context, status, revision),
+            target_alone=blocked(context, status, revision) is not None,
+        )
+        workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], start)
         notes.apply.append(workers)
     notes.delete += _outdated(context, status, counts)
 

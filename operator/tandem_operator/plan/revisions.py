@@ -35,6 +35,8 @@ def short_hash(*parts: object) -> str:
     """10 hex digits over models and plain values: stable over processes and versions of pydantic."""
 
     def plain(part: object) -> object:
+        if isinstance(part, tuple):
+            return [plain(each) for each in part]
         return part.model_dump(mode="json", exclude_defaults=True) if isinstance(part, ApiModel) else part
 
     text = json.dumps([plain(part) for part in parts], sort_keys=True, separators=(",", ":"))

@@ -107,12 +107,12 @@ def _returns(context: Context, status: Status, target: str) -> bool:
 
 
 def _self_test_verdict(context: Context, status: Status, target: str, notes: Notes) -> Status | None:
-    message = guard.self_test_failed(context, target, retry_of_workers(context, status, target))
-    if not message or blocked(context, status, target):
+    refused = guard.refused_at_start(context, target, retry_of_workers(context, status, target))
+    if not refused or blocked(context, status, target):
         return None
-    status = quarantine(context, status, target, "SelfTestFailed", message, notes)
+    status = quarantine(context, status, target, refused.reason, refused.message, notes)
     if status.stable_revision:
-        notes.seen.append(Seen("CanaryHealthy", "False", "SelfTestFailed", message))
+        notes.seen.append(Seen("CanaryHealthy", "False", refused.reason, refused.message))
         return status
     # Nothing to go back to: the target keeps serving, with speculation off.
     return promoted(status, target, notes)

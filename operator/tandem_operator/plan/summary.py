@@ -80,10 +80,10 @@ def speculation_active(context: Context, status: Status, checked: Checked) -> Se
         return Seen("SpeculationActive", "False", "DisabledBySpec", f"revision {stable} runs the target alone")
     entry = blocked(context, status, stable)
     pods = guard.ready_pods(context, stable)
-    reported = [(pod, s) for pod in pods if (s := context.observed.worker(pod).status)]
+    reported = [(pod, w) for pod in pods if (w := context.observed.worker(pod)).speculating is not None]
     if not reported:
         return Seen("SpeculationActive", "Unknown", "NoReadyWorker", f"no worker of revision {stable} could be asked")
-    off = [(pod, s) for pod, s in reported if not s.speculation_enabled]
+    off = [(pod, w) for pod, w in reported if not w.speculating]
     if not off and not entry:
         return Seen(
             "SpeculationActive", "True", "Speculating", f"speculation is on in {count(len(reported), 'worker')}"
@@ -91,8 +91,8 @@ def speculation_active(context: Context, status: Status, checked: Checked) -> Se
     if entry and len(off) == len(reported):
         message = f"switched off, the target keeps serving: {entry.message}"
         return Seen("SpeculationActive", "False", entry.reason, message)
-    pod, state = off[0] if off else reported[0]
-    why = state.speculation_reason or "switching"
+    pod, worker = off[0] if off else reported[0]
+    why = (worker.status.speculation_reason if worker.status else "") or "switching"
     what = f"{len(off)} of {len(reported)} workers do not speculate ({pod.name}: {why})"
     return Seen("SpeculationActive", "False" if off else "True", "Switching", what)
 

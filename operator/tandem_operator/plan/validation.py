@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
-from tandem_operator.api.spec import Enforcement, Source, ValidationMode
+from tandem_operator.api.spec import Enforcement, EngineType, Source, ValidationMode
 from tandem_operator.api.status import CaptureIndexes, Finding, Fingerprints, Probe, Validation
 from tandem_operator.plan import children
 from tandem_operator.plan.conditions import Seen
@@ -52,7 +52,9 @@ def key_of(resource: SpeculativeDeployment) -> str:
     spec = resource.spec
     probe = (spec.speculation.draft_length, spec.guard.min_accept_length)
     probed = probe if spec.validation.mode == ValidationMode.PROBE else ()
-    return short_hash(spec.target, spec.drafter, spec.engine.type, spec.validation.mode, probed, retry_of(resource))
+    engine = spec.engine.model_copy(update={"image": None})
+    told = () if engine.type == EngineType.BUILTIN else (spec.speculation.draft_length, *spec.pod.env)
+    return short_hash(spec.target, spec.drafter, engine, told, spec.validation.mode, probed, retry_of(resource))
 
 
 def check(context: Context) -> Checked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class EngineOptions:
     max_batch: int = 8
     kv_cache_tokens: int | None = None  # None: enough for max_batch texts of DEFAULT_CONTEXT tokens
     prefill_chunk: int = 128  # prompt rows per step
+    context_length: int | None = None  # tokens of prompt and completion; None: the target's
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     kernels: bool | None = None  # None: on a GPU; True on a CPU runs them in Triton's interpreter
@@ -52,7 +54,7 @@ class Engine:
     def __init__(
         self, llama: Llama, eagle3: Eagle3 | None, options: EngineOptions, recorder: Recorder | None = None
     ) -> None:
-        longest = llama.target.max_position_embeddings
+        longest = min(llama.target.max_position_embeddings, options.context_length or sys.maxsize)
         capacity = options.kv_cache_tokens or options.max_batch * min(longest, DEFAULT_CONTEXT)
         self.context_limit = min(longest, pages_for(capacity) * PAGE)  # tokens of prompt and completion
         self.draft_length = options.draft_length

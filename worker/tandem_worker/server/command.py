@@ -55,6 +55,9 @@ def serve(
         typer.Option(min=64, help="Tokens that the cache holds. Default: max-batch x 2048, or x the model's context."),
     ] = None,
     prefill_chunk: Annotated[int, typer.Option(min=8, help="Prompt tokens per step.")] = 128,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompt and completion. Default: the target's.")
+    ] = None,
     device: Annotated[
         Device, typer.Option(help="Where the engine runs: float32 on cpu, bfloat16 on cuda.")
     ] = Device.CPU,
@@ -77,7 +80,15 @@ def serve(
         model=model,
         revision=revision,
         speculate=not no_speculation,
-        engine=EngineOptions(draft_length, max_batch, kv_cache_tokens, prefill_chunk, device.dtype, device.value),
+        engine=EngineOptions(
+            draft_length=draft_length,
+            max_batch=max_batch,
+            kv_cache_tokens=kv_cache_tokens,
+            prefill_chunk=prefill_chunk,
+            context_length=context_length,
+            dtype=device.dtype,
+            device=device.value,
+        ),
         threads=threads,
         gpu_memory_fraction=gpu_memory_fraction,
         expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),

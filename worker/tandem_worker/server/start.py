@@ -19,7 +19,6 @@ from tandem_worker.checkpoint import (
     CheckpointError,
     Drafter,
     Target,
-    fingerprint,
     open_checkpoint,
     read_drafter,
     read_target,
@@ -45,6 +44,7 @@ from tandem_worker.server.admin import Gate
 from tandem_worker.server.completions import Vocabulary
 from tandem_worker.server.metrics import Metrics
 from tandem_worker.server.worker import Identity, Worker
+from tandem_worker.verify import difference, found_in
 
 log = logging.getLogger(__name__)
 
@@ -143,18 +143,9 @@ def _start(settings: Settings) -> Worker:
 def _open(settings: Settings) -> Pair:
     target_checkpoint = open_checkpoint(settings.target)
     drafter_checkpoint = open_checkpoint(settings.drafter) if settings.drafter else None
-    found = Fingerprints(
-        target=fingerprint(target_checkpoint),
-        drafter=fingerprint(drafter_checkpoint) if drafter_checkpoint else "",
-    )
-    for part in ("target", "drafter"):
-        expected, now = getattr(settings.expected, part), getattr(found, part)
-        if expected and expected != now:
-            message = (
-                f"The {part} at {getattr(settings, part)} is not what was validated: its fingerprint is {now}, "
-                f"expected {expected}. Restore the files, or let the pair be validated anew."
-            )
-            raise CannotStart(ExitCode.CHECKPOINT_CHANGED, "CheckpointChanged", message, found)
+    found = found_in(target_checkpoint, drafter_checkpoint)
+    if message := difference(found, settings.expected, settings.target, settings.drafter):
+        raise CannotStart(ExitCode.CHECKPOINT_CHANGED, "CheckpointChanged", message, found)
     target = read_target(target_checkpoint)
     drafter = read_drafter(drafter_checkpoint, target) if drafter_checkpoint else None
     refused = [*unserved(target, drafter, target_checkpoint, drafter_checkpoint)]

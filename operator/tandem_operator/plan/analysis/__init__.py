@@ -6,5 +6,4 @@ sequential     tests that may be looked at as often as one likes: SPRT (gate), C
 hypotheses     what is healthy and what is collapsed: the user's floor, and a baseline
 speed          is it faster than the target alone, at like batch size
 judge          the rules, in their order -> a Measurement with the numbers that made it
-formulas       what an engine of a certain version calls accept rate
 """

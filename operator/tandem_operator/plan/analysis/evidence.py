@@ -39,9 +39,15 @@ def plus(a: Counts, b: Counts) -> Counts:
 
 
 def increment(last: Counts, now: Counts) -> Counts:
-    """What was counted between two readings. Any counter that fell means a restart: all began again at zero."""
+    """What was counted between two readings. A counter that fell means a restart: all began again at zero.
+
+    Where an engine does not count accepted tokens they are reckoned from the others, and fall by one for a request
+    that ended without a token (SGLang): drafts, requests and tokens alone tell of a restart.
+    """
     moved = list(map(sub, _values(now), _values(last)))
-    return _counts(_values(now) if min(moved) < 0 else moved)
+    if now.drafts < last.drafts or now.requests < last.requests or now.generated < last.generated:
+        return _counts(_values(now))
+    return _counts(max(0, each) for each in moved)
 
 
 def _counts(values: Iterable[int]) -> Counts:

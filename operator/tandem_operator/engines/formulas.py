@@ -34,6 +34,7 @@ class Counters(NamedTuple):
     """Raw counters: accept length = 1 + accepted / drafts, or emitted / drafts where `accepted` is empty."""
 
     first: Version
+    last: Version  # that was looked at, included
     drafts: str
     accepted: str = ""
     emitted: str = ""
@@ -52,9 +53,15 @@ SGLANG_RATE = (
 )
 COUNTERS = {
     # Each request's first token comes from its prompt and not from a round: at most one too many per request.
-    "sglang": Counters((0, 5, 13), drafts="sglang:spec_verify_calls_total", emitted="sglang:generation_tokens_total"),
+    "sglang": Counters(
+        (0, 5, 13),
+        (0, 5, 23),
+        drafts="sglang:spec_verify_calls_total",
+        emitted="sglang:generation_tokens_total",
+    ),
     "vllm": Counters(
         (0, 26, 0),
+        (0, 33, 0),
         drafts="vllm:spec_decode_num_drafts_total",
         accepted="vllm:spec_decode_num_accepted_tokens_total",
         position0="vllm:spec_decode_num_accepted_tokens_per_pos_total",
@@ -68,10 +75,15 @@ def parse_version(text: str) -> Version | None:
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
+def same_version(said: str, wanted: str) -> bool:
+    """Whether an engine that says `0.33.0+cu130` is the `0.33.0` that was asked for."""
+    return said.removeprefix("v").partition("+")[0] == wanted.removeprefix("v").partition("+")[0]
+
+
 def counters_of(engine: str, version: str) -> Counters | None:
-    """The raw counters to prefer; None where this version has none."""
+    """The raw counters to prefer; None where this version has none, or is in no row."""
     parsed, counters = parse_version(version), COUNTERS.get(engine)
-    return counters if parsed and counters and parsed >= counters.first else None
+    return counters if parsed and counters and counters.first <= parsed <= counters.last else None
 
 
 def accept_length_from_sglang_rate(version: str, rate: float, steps: int, draft_tokens: int) -> float | None:
@@ -84,10 +96,11 @@ def accept_length_from_sglang_rate(version: str, rate: float, steps: int, draft_
 def position0_from_accept_length(accept_length: float, draft_length: int) -> float:
     """The rate r of a chain in which every position is accepted alike: r + r^2 + ... + r^K = accept length - 1.
 
-    For engines that count no positions (Leviathan, Kalman, Matias 2023: a capped geometric). Accuracy 1e-6.
+    For engines that count no positions (Leviathan, Kalman, Matias 2023: a capped geometric). As exact as a float:
+    times a growing number of drafts it must not fall, or a counter made from it would look like one that was reset.
     """
     low, high = 0.0, 1.0
-    while high - low > 1e-6:
+    for _ in range(60):
         middle = (low + high) / 2
         expected = sum(middle**k for k in range(1, draft_length + 1))
         low, high = (middle, high) if expected < accept_length - 1 else (low, middle)

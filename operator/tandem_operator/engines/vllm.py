@@ -1,0 +1,103 @@
+"""vLLM: its command line, its probes, and what its metrics mean. Pure.
+
+Read in its wheels: `config/speculative.py`, `v1/spec_decode/metrics.py`, `entrypoints/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_operator.api.status import Counts
+from tandem_operator.engines.adapter import Launch, Paths
+from tandem_operator.engines.formulas import counters_of
+from tandem_operator.engines.reading import Metrics, samples, whole
+from tandem_worker.contract import WORKER_PORT
+
+CONFIG = ("--speculative-config", "-sc")
+SHORTCUTS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
+
+
+@dataclass(frozen=True)
+class Vllm:
+    version: str
+    draft_length: int
+
+    cooperates = False
+    command = ["vllm", "serve"]
+    paths = Paths(alive="/health", ready="/health")  # answers only once the model is loaded
+    version_path = "/version"
+
+    @property
+    def image(self) -> str:
+        return f"vllm/vllm-openai:v{self.version.partition('+')[0]}"
+
+    def arguments(self, launch: Launch) -> list[str]:
+        """The user's own keys of --speculative-config are kept, as the validation sees them, but for the drafter."""
+        recipe = launch.recipe
+        others, asked = _split(recipe.engine.args)
+        limits = [f"--max-model-len={recipe.engine.context_length}"] if recipe.engine.context_length else []
+        if recipe.engine.gpu_memory_fraction is not None:
+            limits.append(f"--gpu-memory-utilization={recipe.engine.gpu_memory_fraction:g}")
+        own = [f"--served-model-name={recipe.model_name}", "--host=$(POD_IP)", f"--port={WORKER_PORT}"]
+        if not launch.drafter_folder:
+            return [launch.target_folder, *limits, *others, *own]
+        config = {"method": "eagle3", "num_speculative_tokens": self.draft_length, **asked}
+        speculation = json.dumps(config | {"model": launch.drafter_folder})
+        return [launch.target_folder, *limits, *others, *own, f"--speculative-config={speculation}"]
+
+    def read(self, text: str) -> Metrics:
+        """Counters are there at zero from the start, those of drafts only with speculation; one label set a rank."""
+        counters = counters_of("vllm", self.version)
+        if counters is None:
+            raise ValueError(f"what vLLM {self.version} counts is not known to Tandem (0.26.0 to 0.33.0 are)")
+        sums: dict[str, float] = {}
+        for item in samples(text):
+            if item.name != counters.position0 or item.labels.get("position") == "0":
+                sums[item.name] = sums.get(item.name, 0.0) + item.value
+        requests = whole(sums, "vllm:request_success_total")
+        counts = Counts(
+            drafts=whole(sums, counters.drafts, 0),
+            accepted=whole(sums, counters.accepted, 0),
+            accepted0=whole(sums, counters.position0, 0),
+            requests=requests,
+            user_requests=requests,
+            generated=whole(sums, "vllm:generation_tokens_total"),
+        )
+        return Metrics(counts, running=whole(sums, "vllm:num_requests_running", 0))
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """-> the arguments without those of speculation, and what these ask for, in the order in which vLLM takes it.
+
+    One that cannot be understood stays among the others, for the validation and the engine to refuse.
+    """
+    others: list[str] = []
+    asked: dict[str, Any] = {}
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        flag, equals, value = argument.partition("=")
+        key = SHORTCUTS.get(flag) or (flag.removeprefix("--speculative-config.") if "config." in flag else "")
+        if not key and flag not in CONFIG:
+            others.append(argument)
+            continue
+        given = [] if equals or not waiting else [waiting.pop(0)]
+        understood = _read(key, value if equals else "".join(given))
+        if understood is None:
+            others += [argument, *given]
+        else:
+            asked |= understood
+    return others, asked
+
+
+def _read(key: str, text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {key: text} if key else None
+    if key:
+        return {key: value}
+    return value if isinstance(value, dict) else None
