@@ -107,6 +107,10 @@ class ControllerRevisionObject(ApiModel):
     data: dict[str, Any]
 
 
+class ConfigMapObject(ApiModel):
+    data: dict[str, str] = {}
+
+
 class CustomObject(ApiModel):
     metadata: Meta
 

@@ -53,10 +53,11 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
 
     # Jobs before pods: a pod's last word is then there when its Job has ended.
     jobs = await children(kube.JobObject, batch.list_namespaced_job_without_preload_content)
-    pods, deployments, records = await asyncio.gather(
+    pods, deployments, records, config = await asyncio.gather(
         children(kube.PodObject, core.list_namespaced_pod_without_preload_content),
         children(kube.DeploymentObject, apps.list_namespaced_deployment_without_preload_content),
         children(kube.ControllerRevisionObject, apps.list_namespaced_controller_revision_without_preload_content),
+        _config(core, resource),
     )
     # Children of an object that was deleted and made anew under the same name are not ours.
     uid = resource.metadata.uid
@@ -77,6 +78,7 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
         deployments=tuple(_deployment(d) for d in deployments if d.metadata.owned_by(uid)),
         jobs=tuple(_job(job, pods) for job in jobs if job.metadata.owned_by(uid)),
         history=history,
+        config=config,
     )
     return Sight(observed, addresses)
 
@@ -94,6 +96,21 @@ async def _resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | 
         return SpeculativeDeployment.model_validate(found)
     except ValidationError as error:
         raise InvalidObject(str(error)) from error
+
+
+async def _config(core: client.CoreV1Api, resource: SpeculativeDeployment) -> tuple[tuple[str, str, str], ...]:
+    """What the ConfigMap keys hold that the spec refers to. Only these are read, by name; none is watched."""
+    sources = (variable.value_from for variable in resource.spec.pod.env)
+    wanted = [source.config_map_key_ref for source in sources if source and source.config_map_key_ref]
+    data: dict[str, dict[str, str]] = {}
+    for name in {reference.name for reference in wanted}:
+        read = core.read_namespaced_config_map_without_preload_content
+        try:
+            data[name] = (await kube.got(kube.ConfigMapObject, read, name, resource.metadata.namespace)).data
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+    return tuple((r.name, r.key, data[r.name][r.key]) for r in wanted if r.key in data.get(r.name, {}))
 
 
 def _deployment(item: kube.DeploymentObject) -> Deployment:

@@ -43,11 +43,14 @@ def rights_of(request: Manifest) -> set[Right]:
 
 
 def test_rights_that_are_granted_are_used_and_none_is_missed(story: Story) -> None:
-    """One life that needs them all: installed, rolled out, and history trimmed."""
-    story.apply(simulated(revisionHistoryLimit=0))
-    story.until_stable()
+    """One life that needs them all: installed, rolled out by an edited ConfigMap, and history trimmed."""
+    story.kubectl("create", "configmap", "settings", "--from-literal=seed=1")
+    seed = {"name": "SIM_SEED", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "seed"}}}
+    story.apply(simulated(revisionHistoryLimit=0, pod={"env": [seed]}))
+    first = story.until_stable()
     with story.traffic():
-        story.apply(simulated(revisionHistoryLimit=0, sim={"seed": 1}))
+        story.kubectl("patch", "configmap", "settings", "--patch", '{"data": {"seed": "2"}}')
+        story.until("the edit is rolled out", lambda shown: shown.status.stable_revision != first)
         story.until_stable()
     eventually(lambda: [len(story.items(kind, "pair")) for kind in ("deployments", "controllerrevisions")] == [1, 1])
     used = set[Right]().union(*map(rights_of, story.operator.requests()))

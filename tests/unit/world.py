@@ -78,6 +78,7 @@ class World:
     history: dict[str, History] = field(default_factory=dict)
     jobs: dict[str, ValidationJob] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
+    config: dict[tuple[str, str], str] = field(default_factory=dict)  # ConfigMap and key -> value
     retries: dict[str, str] = field(default_factory=dict)  # of the pod template, by revision
     made: int = 0
     last: Plan | None = None
@@ -97,6 +98,7 @@ class World:
             deployments=tuple(self.deployments.values()),
             jobs=tuple(self.jobs.values()),
             history=tuple(sorted(self.history.values(), key=lambda h: h.number)),
+            config=tuple((name, key, value) for (name, key), value in self.config.items()),
         )
 
     def plan(self) -> Plan:

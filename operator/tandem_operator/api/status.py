@@ -271,6 +271,7 @@ class Status(ApiModel):
     canary_revision: Hash = ""
     weight: int = 0
     progress: Progress | None = None
+    collision_count: int = 0
     quarantined: Annotated[list[Quarantine], Field(max_length=10)] = []
     answers: Annotated[list[Answer], Field(max_length=4)] = []
     validation: Validation | None = None

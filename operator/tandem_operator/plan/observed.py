@@ -84,6 +84,7 @@ class Observed:
     deployments: tuple[Deployment, ...] = ()
     jobs: tuple[ValidationJob, ...] = ()
     history: tuple[History, ...] = ()  # ascending by number
+    config: tuple[tuple[str, str, str], ...] = ()  # name, key and value of the ConfigMap keys that the spec refers to
 
     def worker(self, pod: Pod) -> Worker:
         return dict(self.workers).get(pod.uid, Worker())
@@ -93,6 +94,9 @@ class Observed:
 
     def of(self, revision: str) -> tuple[Pod, ...]:
         return tuple(pod for pod in self.pods if pod.revision == revision and not pod.terminating)
+
+    def config_value(self, name: str, key: str) -> str | None:
+        return next((value for *where, value in self.config if where == [name, key]), None)
 
     def recipe(self, revision: str) -> Recipe | None:
         return next((h.recipe for h in self.history if h.revision == revision), None)

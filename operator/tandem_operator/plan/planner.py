@@ -18,7 +18,7 @@ from __future__ import annotations
 from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.api.spec import OnCollapse, OnInvalid
+from tandem_operator.api.spec import OnCollapse
 from tandem_operator.api.status import Outcome
 from tandem_operator.plan import children, commands, guard, rollout, summary, validation
 from tandem_operator.plan.analysis.figures import acceptance
@@ -27,9 +27,10 @@ from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers
-from tandem_operator.plan.revisions import recipe as make_recipe
-from tandem_operator.plan.revisions import short_hash, without_speculation
 from tandem_operator.plan.scale import Present, next_counts, shares
+from tandem_operator.plan.wanted import wanted as what_is_wanted
+
+CONFIG_AGAIN_SECONDS = 10.0
 
 
 def plan(context: Context) -> Plan:
@@ -45,7 +46,12 @@ def plan(context: Context) -> Plan:
         notes.apply.append(checked.job)
     if checked.wake_after_seconds is not None:
         notes.wakes.append(checked.wake_after_seconds)
-    wanted, recipe = _wanted(context, checked)
+    asked = what_is_wanted(context, checked)
+    wanted, recipe = asked.revision, asked.recipe
+    status = status.model_copy(update={"collision_count": asked.collisions})
+    if asked.problem:
+        notes.seen.append(Seen("Progressing", "False", "ConfigMissing", asked.problem))
+        notes.wakes.append(CONFIG_AGAIN_SECONDS)
     status = _guard_stable(context, status, notes)
     status = commands.carry_out(context, status, wanted, notes)
     target = rollout.goal(context, status, wanted)
@@ -67,20 +73,6 @@ def plan(context: Context) -> Plan:
         calibrate=tuple(notes.calibrate),
         wake_after_seconds=max(0.2, min(notes.wakes)) if notes.wakes else None,
     )
-
-
-def _wanted(context: Context, checked: validation.Checked) -> tuple[str, Recipe | None]:
-    """The revision that the spec asks for and its recipe; nothing while the pair may not be rolled out."""
-    resource = context.observed.resource
-    if checked.allowed:
-        prints = checked.validation.fingerprints if checked.validation else None
-        recipe = make_recipe(resource.spec, resource.metadata.name, prints)
-        return short_hash(recipe), recipe
-    if checked.refused and resource.spec.validation.on_invalid == OnInvalid.SERVE_TARGET_ONLY:
-        recipe = make_recipe(without_speculation(resource.spec), resource.metadata.name, None)
-        if resource.status.stable_revision in ("", short_hash(recipe)):
-            return short_hash(recipe), recipe
-    return "", None
 
 
 def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:

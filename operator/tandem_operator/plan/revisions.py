@@ -31,16 +31,20 @@ def without_speculation(spec: Spec) -> Spec:
     return spec.model_copy(update={"drafter": None, "speculation": off})
 
 
-def short_hash(*parts: object) -> str:
-    """10 hex digits over models and plain values: stable over processes and versions of pydantic."""
+def canonical(*parts: object) -> str:
+    """Models and plain values as text: the same over processes and versions of pydantic."""
 
     def plain(part: object) -> object:
         if isinstance(part, tuple):
             return [plain(each) for each in part]
         return part.model_dump(mode="json", exclude_defaults=True) if isinstance(part, ApiModel) else part
 
-    text = json.dumps([plain(part) for part in parts], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return json.dumps([plain(part) for part in parts], sort_keys=True, separators=(",", ":"))
+
+
+def short_hash(*parts: object) -> str:
+    """10 hex digits over `canonical`."""
+    return hashlib.sha256(canonical(*parts).encode()).hexdigest()[:10]
 
 
 def spec_hash(spec: Spec, retry: str) -> str:

@@ -1,0 +1,86 @@
+"""What the spec asks to run: its recipe, and the name of the revision.
+
+The recipe carries the content of the ConfigMap keys that `pod.env` refers to, as plain values. An edit of a ConfigMap
+is then a new revision that walks its steps like any other (mcp-lifecycle-operator #139, helm #2610), a worker that
+restarts never reads what its revision was not judged with, and a rollback brings the old content back. Secrets are not
+read: their references stay references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.spec import EnvVar, OnInvalid, Pod
+from tandem_operator.plan.observed import Context, History
+from tandem_operator.plan.revisions import canonical, short_hash, without_speculation
+from tandem_operator.plan.revisions import recipe as make_recipe
+from tandem_operator.plan.validation import Checked
+
+LONGEST_VALUE = 8192  # of EnvVar.value
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`revision` is empty while nothing may be rolled out; `problem` then says why, unless validation does."""
+
+    revision: str = ""
+    recipe: Recipe | None = None
+    collisions: int = 0
+    problem: str = ""
+
+
+def wanted(context: Context, checked: Checked) -> Wanted:
+    resource = context.observed.resource
+    spec, collisions = resource.spec, resource.status.collision_count
+    target_only = checked.refused and spec.validation.on_invalid == OnInvalid.SERVE_TARGET_ONLY
+    if not checked.allowed and not target_only:
+        return Wanted(collisions=collisions)
+    pod, problem = _with_content(context, spec.pod)
+    if problem:
+        return Wanted(collisions=collisions, problem=problem)
+    spec = spec.model_copy(update={"pod": pod})
+    prints = checked.validation.fingerprints if checked.validation else None
+    if target_only:
+        recipe = make_recipe(without_speculation(spec), resource.metadata.name, None)
+    else:
+        recipe = make_recipe(spec, resource.metadata.name, prints)
+    revision, collided = _named(recipe, context.observed.history, collisions)
+    if target_only and resource.status.stable_revision not in ("", revision):
+        return Wanted(collisions=collisions)  # something better serves already
+    return Wanted(revision, recipe, collided)
+
+
+def _with_content(context: Context, pod: Pod) -> tuple[Pod, str]:
+    """`pod` with the content of ConfigMaps in place of references, or a sentence about what is missing."""
+    env = []
+    for variable in pod.env:
+        reference = variable.value_from.config_map_key_ref if variable.value_from else None
+        if reference is None:
+            env.append(variable)
+            continue
+        value = context.observed.config_value(reference.name, reference.key)
+        where = f"spec.pod.env {variable.name}: key {reference.key} of ConfigMap {reference.name}"
+        if value is None:
+            return pod, f"{where} does not exist; create it, or take the variable out"
+        # The kubelet expands $(NAME) in a plain value, and did not in what came from a ConfigMap; $$ stands for $.
+        literal = value.replace("$", "$$")
+        if len(literal) > LONGEST_VALUE:
+            return pod, f"{where} is longer than {LONGEST_VALUE} characters"
+        env.append(EnvVar(name=variable.name, value=literal))
+    return pod.model_copy(update={"env": env}), ""
+
+
+def _named(recipe: Recipe, history: Iterable[History], collisions: int) -> tuple[str, int]:
+    """The name under which the very recipe is known, else its hash. A hash that another recipe has is hashed with a
+    count, as Deployments do it."""
+    recipes = {h.revision: h.recipe for h in history}
+    for revision, known in reversed(recipes.items()):
+        if canonical(known) == canonical(recipe):
+            return revision, collisions
+    name = short_hash(recipe, collisions) if collisions else short_hash(recipe)
+    while name in recipes:
+        collisions += 1
+        name = short_hash(recipe, collisions)
+    return name, collisions
