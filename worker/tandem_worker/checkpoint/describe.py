@@ -85,7 +85,7 @@ def _read_moe(config: Config, family: Family) -> Moe | None:
     layers = config.integer("num_hidden_layers")
     if family.name == "qwen3_moe":
         return Moe(
-            experts=config.integer("num_experts", default=128),
+            experts=config.integer("num_experts", config.integer("num_local_experts", default=128)),
             per_token=config.integer("num_experts_per_tok", default=8),
             intermediate_size=config.integer("moe_intermediate_size", default=768),
             normalise=config.boolean("norm_topk_prob", default=False),

@@ -27,7 +27,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(hidden, target.rms_norm_eps)
         self.self_attn = Attention(hidden, hidden, heads_of(target))
         self.post_attention_layernorm = RMSNorm(hidden, target.rms_norm_eps)
-        self.mlp = MLP(hidden, target.intermediate_size)
+        self.mlp: nn.Module = MLP(hidden, target.intermediate_size)
 
     def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         x = x + self.self_attn(layer, self.input_layernorm(x), rotary, attend)

@@ -15,10 +15,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, Drafter, Target, TensorInfo
-from tandem_worker.checkpoint.errors import error, listed
+from tandem_worker.checkpoint.errors import error
 from tandem_worker.checks import drafter_parameters, dropped_tensors, optional_parameters, shared_parameters
 from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.llama import Llama
+from tandem_worker.models.reader import read
+from tandem_worker.models.source import Source
 
 
 class LoadedDrafter(NamedTuple):
@@ -32,22 +35,19 @@ class LoadedDrafter(NamedTuple):
 
 
 def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, device: torch.device) -> Llama:
-    """Raises CheckpointError when a parameter is missing or has another shape than the config says."""
+    """The whole target in memory, of any family; quantised weights become `dtype`.
+
+    Raises CheckpointError when a parameter is missing or has another shape than the config says.
+    """
     with torch.device("meta"):
-        llama = Llama(target)
-    wanted = dict(llama.named_parameters())  # a tied head counts once, as the embedding
-    missing = sorted(wanted.keys() - checkpoint.tensors.keys())
-    if missing:
-        message = f"The target {checkpoint.path} lacks {listed(missing)}."
-        action = "Restore the checkpoint, or correct num_hidden_layers or tie_word_embeddings in its config."
-        raise CheckpointError(
-            error("TDM-PARAMETER-MISSING", message, file=checkpoint.path, where=missing[0], action=action)
-        )
-    tensors = _read({name: checkpoint.tensors[name] for name in wanted}, wanted, dtype, device)
-    llama.load_state_dict(tensors, strict=False, assign=True)
+        model = FAMILIES[target.family](target)
+    wanted = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]  # a tied head counts once
+    stored = Source(checkpoint).stored(wanted)
+    tensors = {one.parameter: one.weight([read(part).to(device) for part in one.parts], dtype) for one in stored}
+    model.load_state_dict(tensors, strict=False, assign=True)
     if target.tie_word_embeddings:
-        llama.lm_head.weight = llama.model.embed_tokens.weight  # assigning has parted them
-    return llama.requires_grad_(False).eval()
+        model.lm_head.weight = model.model.embed_tokens.weight  # assigning has parted them
+    return model.requires_grad_(False).eval()
 
 
 def load_drafter(

@@ -1,37 +1,43 @@
 """The target's forward over calibration tokens with one decoder layer in memory at a time.
 
 A trillion-parameter target is probed in the memory of one of its layers: layer i's weights are read, applied to all
-tokens, and dropped, while threads already read the next ones (`models.reader`). So a pass costs the time of reading
-the weights once, on a CPU or on one GPU.
+tokens, and dropped, while threads already read the next ones (`models.reader`). Of a mixture of experts only those that
+some token visits are read, one at a time. So a pass costs the time of reading the weights once, on a CPU or on one GPU.
 
-Memory: one layer in the dtype of the arithmetic on the device, its activations, and in host memory at most one layer
-as it is stored, read ahead. The embedding is looked at through the page cache; the head is read in blocks of rows.
+Memory: on the device one layer (of experts: one expert and the rest of the layer) in the dtype of the arithmetic, and
+its activations; in host memory at most one layer as it is stored, read ahead. The embedding is looked at through the
+page cache; the head is read in blocks of rows.
 
 Shapes: T tokens of all rows, H hidden size, V vocabulary, n decoder layers.
 """
 
 from __future__ import annotations
 
-import mmap
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
-from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo, open_checkpoint, read_target
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, open_checkpoint, read_target
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.finding import Verdict
 from tandem_worker.models.families import FAMILIES
-from tandem_worker.models.layers import CausalAttention, RMSNorm
-from tandem_worker.models.reader import Reader, rows_of, torch_dtype
-from tandem_worker.models.source import EMBEDDING, HEAD, NORM, Source, Stored
+from tandem_worker.models.layers import CausalAttention
+from tandem_worker.models.moe import Experts
+from tandem_worker.models.reader import Reader
+from tandem_worker.models.source import EMBEDDING, NORM, Source, Stored
+from tandem_worker.probe.stream_state import StreamState, identity_of
+from tandem_worker.probe.streamed import Streamed, check_finite, mapped
 
-HEAD_BLOCK_BYTES = 128 * 2**20
+WINDOW_BYTES = 2 * 2**30
+"""At most so much is read ahead, or one layer if that is less."""
 
 
 @dataclass(frozen=True)
@@ -40,78 +46,10 @@ class Progress:
 
     layer: int  # layers that are done
     layers: int
-    bytes_done: int  # of all layers' weights
+    bytes_done: int  # of all layers' weights, experts that were passed over included
     bytes_total: int
     bytes_per_second: float  # of this run
     seconds_left: float
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """What the pass has left. Tensors are in host memory and in `dtype`; `device` is where logits are computed.
-
-    Tokens of all rows lie behind each other: row r is `states[i][starts[r] : starts[r + 1]]`.
-    """
-
-    checkpoint: Checkpoint
-    target: Target
-    tokens: Tensor  # [T]
-    starts: tuple[int, ...]  # one more than rows: the last is T
-    states: dict[int, Tensor]  # capture index -> [T, H], those that were wanted
-    final: Tensor  # [T, H], after the final norm: what the head reads
-    dtype: torch.dtype
-    device: torch.device
-
-    def rows(self, states: Tensor) -> list[Tensor]:
-        """[T, ...] -> one tensor for each row of tokens."""
-        return list(states.split([end - start for start, end in zip(self.starts, self.starts[1:], strict=False)]))
-
-    @cached_property
-    def embedding(self) -> Tensor:
-        """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
-        (stored,) = Source(self.checkpoint).stored([EMBEDDING])
-        return mapped(stored.parts[0])
-
-    @cached_property
-    def head(self) -> Tensor:
-        """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
-        return mapped(self._head().parts[0])
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids of any shape -> [..., H] on `device`."""
-        return F.embedding(tokens.cpu(), self.embedding).to(self.device, self.dtype)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, H], normed like `final` -> [M, V] float32 on `device`. Mind the size: 4 M V bytes."""
-        return torch.cat([block for _, block in self.logit_blocks(hidden)], -1)
-
-    def logit_blocks(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The same in blocks of columns, (first token id, [M, columns] float32): the head is read once for all of M,
-        and never in memory as a whole.
-        """
-        info = self._head().parts[0]
-        columns = max(1, HEAD_BLOCK_BYTES // (self.target.hidden_size * self.dtype.itemsize))
-        firsts = range(0, self.target.vocab_size, columns)
-        blocks = [rows_of(info, first, min(first + columns, self.target.vocab_size)) for first in firsts]
-        hidden = hidden.to(self.device, self.dtype)
-        with Reader(2 * HEAD_BLOCK_BYTES, self.device.type == "cuda") as reader:
-            reader.expect(blocks)
-            for first, block in zip(firsts, blocks, strict=True):
-                weight = reader.take(block).to(self.device).to(self.dtype)
-                logits = (hidden @ weight.T).float()
-                if not torch.isfinite(logits).all():
-                    raise _not_finite(self.target.layers, {info: weight}, self.checkpoint)
-                yield first, logits
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """What a drafter may borrow (`models.load.load_drafter`)."""
-        yield EMBEDDING, self.embedding
-        if not self.target.tie_word_embeddings:
-            yield HEAD, self.head
-
-    def _head(self) -> Stored:
-        (stored,) = Source(self.checkpoint).stored([EMBEDDING if self.target.tie_word_embeddings else HEAD])
-        return stored
 
 
 def stream(
@@ -120,12 +58,14 @@ def stream(
     wanted: Collection[int],
     device: torch.device | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    resume: Path | None = None,
 ) -> Streamed:
     """Runs the target of `folder` over `rows`, 1-D tensors of token ids of any lengths, each from position 0.
 
     `wanted` are capture indexes 0..n: i is the stream that enters layer i, 0 the embedding, n the stream behind the
     last layer, before the final norm. Only these are kept. Arithmetic is float32 on a CPU, in the target's dtype on a
-    GPU.
+    GPU. With a folder `resume` each layer's result is kept there until the next one's is; the same call then goes on
+    where it was killed, and returns at once when it had ended. Removing the folder is the caller's.
 
         streamed = stream(folder, [torch.tensor(text) for text in texts], {2, 4, 5})
         features = streamed.rows(streamed.states[4])[0]      # [tokens of the first row, H]
@@ -140,9 +80,12 @@ def stream(
     dtype = torch.float32 if device.type == "cpu" else getattr(torch, target.dtype)
     lengths = [len(row) for row in rows]
     starts = tuple(sum(lengths[:i]) for i in range(len(lengths) + 1))
-    run = _Run(checkpoint, target, dtype, device, lengths, on_progress)
     tokens = torch.cat([row.cpu() for row in rows])
-    states, final = run(tokens, wanted)
+    state = None
+    if resume is not None:
+        state = StreamState(resume, identity_of(checkpoint, tokens, lengths, wanted, dtype), wanted)
+    run = _Run(checkpoint, target, dtype, device, lengths, on_progress)
+    states, final = run(tokens, wanted, state)
     return Streamed(checkpoint, target, tokens, starts, states, final, dtype, device)
 
 
@@ -153,7 +96,7 @@ class SequencesAttention(CausalAttention):
         self.lengths = list(lengths)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, T, Hq, D], k and v [1, T, Hk, D] -> [1, T, Hq, D]."""
+        """q [1, T, Hq, D], k [1, T, Hk, D], v [1, T, Hk, Dv] -> [1, T, Hq, Dv]."""
         sequences = zip(*(x.split(self.lengths, 1) for x in (q, k, v)), strict=True)
         attend = super().__call__
         return torch.cat([attend(layer, *sequence) for sequence in sequences], 1)
@@ -169,118 +112,122 @@ class _Run:
         lengths: Sequence[int],
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self.checkpoint, self.target, self.dtype, self.device = checkpoint, target, dtype, device
-        self.source, self.family, self.on_progress = Source(checkpoint), FAMILIES[target.architecture], on_progress
+        self.target, self.dtype, self.device, self.on_progress = target, dtype, device, on_progress
+        self.source, self.family = Source(checkpoint), FAMILIES[target.family]
         self.attend = SequencesAttention(lengths)
         self.positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]  # [1, T]
-        self.layers = [self.source.stored(self._parameters(i)) for i in range(target.layers)]
-        self.layer_bytes = [sum(stored.size_bytes for stored in layer) for layer in self.layers]
+        self.modules: dict[bool, nn.Module] = {}  # one for all layers of a kind, without weights
+        self.layers = [self._stored(i) for i in range(target.layers)]
+        self.layer_bytes = [sum(stored.size_bytes for stored in layer.values()) for layer in self.layers]
+        hidden, vocabulary = target.hidden_size, target.vocab_size
+        self.embedding, self.norm = self.source.stored([(EMBEDDING, (vocabulary, hidden)), (NORM, (hidden,))])
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tensor, wanted: Collection[int]) -> tuple[dict[int, Tensor], Tensor]:
-        (embedding,) = self.source.stored([EMBEDDING])
-        x = F.embedding(tokens, mapped(embedding.parts[0])).to(self.device, self.dtype)[None]  # [1, T, H]
-        self._check(x, 0, {embedding.parts[0]: x})
-        rotary = self.family.rotary(self.target)(self.positions, self.dtype)
-        states: dict[int, Tensor] = {}
+    def __call__(
+        self, tokens: Tensor, wanted: Collection[int], state: StreamState | None
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        states = state.load() if state else {}
+        first = max(states, default=0)
+        x = states[first].to(self.device) if states else self._embedded(tokens)  # [T, H]
+        states = {i: stream for i, stream in states.items() if i in wanted}
         began = time.monotonic()
-        with Reader(max(self.layer_bytes), self.device.type == "cuda") as reader:
-            for stored in self.layers:
-                reader.expect(part for one in stored for part in one.parts)
-            for i in range(self.target.layers):
-                if i in wanted:
-                    states[i] = x[0].cpu()
-                layer = self._layer(i)
-                weights = self._fill(layer, i, reader)
-                x = layer(0, x, rotary, self.attend)
-                self._check(x, i, weights)
-                del layer, weights
-                self._report(i + 1, time.monotonic() - began)
-            if self.target.layers in wanted:
-                states[self.target.layers] = x[0].cpu()
-            return states, self._norm(x, reader)[0].cpu()
+        with Reader(min(WINDOW_BYTES, max(self.layer_bytes)), self.device.type == "cuda") as reader:
+            for layer in self.layers[first:]:
+                reader.expect(part for name, one in layer.items() if not _of_expert(name) for part in one.parts)
+            for i in range(first, self.target.layers + 1):
+                if i in wanted and i not in states:
+                    states[i] = x.cpu()
+                if state and i > first:
+                    state.save(i, x.cpu())
+                if i < self.target.layers:
+                    x = self._layer(i, x[None], reader)[0]
+                    self._report(first, i + 1, time.monotonic() - began)
+            weight = self._take(self.norm, reader)
+        final = F.rms_norm(x, weight.shape, weight, self.target.rms_norm_eps)
+        check_finite(final, self.target.layers, {self.norm: weight}, self.source.checkpoint)
+        return states, final.cpu()
 
-    def _parameters(self, index: int) -> list[str]:
-        return [f"model.layers.{index}.{name}" for name, _ in self._layer(index).named_parameters()]
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        largest = int(tokens.max())
+        if largest >= self.target.vocab_size or int(tokens.min()) < 0:
+            raise _no_such_token(largest, self.target, self.source.checkpoint)
+        x = F.embedding(tokens, mapped(self.embedding.parts[0])).to(self.device, self.dtype)
+        check_finite(x, 0, {self.embedding: x}, self.source.checkpoint)
+        return x
 
-    def _layer(self, index: int) -> nn.Module:
-        with torch.device("meta"):
-            return self.family.decoder_layer(self.target, index).requires_grad_(False).eval()
+    def _layer(self, index: int, x: Tensor, reader: Reader) -> Tensor:
+        module, stored = self._module(index), self.layers[index]
+        weights = {name: self._take(one, reader) for name, one in stored.items() if not _of_expert(name)}
+        experts = getattr(module, "mlp", None)
+        if isinstance(experts, Experts):
+            experts.announce = partial(self._announce, stored, reader)
+            experts.open_expert = partial(self._expert, index, experts.experts[0], weights, reader)
+        rotary = self.family.rotary(self.target)(self.positions, self.dtype)
+        y: Tensor = functional_call(module, weights, (0, x, rotary, self.attend))
+        self._check(y, index, weights)
+        return y
 
-    def _fill(self, layer: nn.Module, index: int, reader: Reader) -> dict[TensorInfo, Tensor]:
-        """Gives the layer its weights. Returns them by the tensor they come from."""
-        prefix, shapes = f"model.layers.{index}.", dict(layer.named_parameters())
-        weights: dict[str, Tensor] = {}
-        seen: dict[TensorInfo, Tensor] = {}
-        for stored in self.layers[index]:
-            name = stored.parameter.removeprefix(prefix)
-            weight = stored.weight([reader.take(part).to(self.device) for part in stored.parts], self.dtype)
-            if weight.shape != shapes[name].shape:
-                raise _shape_differs(stored.parts[0], shapes[name])
-            weights[name] = seen[stored.parts[0]] = weight
-        layer.load_state_dict(weights, assign=True)
-        return seen
+    def _announce(self, stored: dict[str, Stored], reader: Reader, experts: Collection[int]) -> None:
+        prefixes = [f"mlp.experts.{expert}." for expert in experts]
+        by_expert = ((name, one) for prefix in prefixes for name, one in _starting(stored, prefix).items())
+        reader.expect([part for _, one in by_expert for part in one.parts], next=True)
 
-    def _norm(self, x: Tensor, reader: Reader) -> Tensor:
-        (stored,) = self.source.stored([NORM])
-        weight = reader.take(stored.parts[0]).to(self.device, self.dtype)
-        norm = RMSNorm(self.target.hidden_size, self.target.rms_norm_eps)
-        norm.weight = nn.Parameter(weight, requires_grad=False)
-        normed: Tensor = norm(x)
-        self._check(normed, self.target.layers, {stored.parts[0]: weight})
-        return normed
+    def _expert(self, index: int, module: nn.Module, around: dict[str, Tensor], reader: Reader, expert: int) -> Any:
+        """The expert as a function of its rows; its weights are gone when the function is."""
+        prefix = f"mlp.experts.{expert}."
+        weights = {name: self._take(one, reader) for name, one in _starting(self.layers[index], prefix).items()}
 
-    def _check(self, x: Tensor, layer: int, weights: dict[TensorInfo, Tensor]) -> None:
-        if not torch.isfinite(x).all():
-            raise _not_finite(layer, weights, self.checkpoint)
+        def run(rows: Tensor) -> Tensor:
+            said: Tensor = functional_call(module, {k.removeprefix(prefix): v for k, v in weights.items()}, (rows,))
+            self._check(said, index, {**around, **weights})
+            return said
 
-    def _report(self, done: int, seconds: float) -> None:
-        bytes_done, bytes_total = sum(self.layer_bytes[:done]), sum(self.layer_bytes)
-        rate = bytes_done / max(seconds, 1e-9)
-        left = (bytes_total - bytes_done) / max(rate, 1e-9)
-        self.on_progress(Progress(done, self.target.layers, bytes_done, bytes_total, rate, left))
+        return run
+
+    def _module(self, index: int) -> nn.Module:
+        dense = self.target.moe is not None and index in self.target.moe.dense_layers
+        if dense not in self.modules:
+            with torch.device("meta"):
+                self.modules[dense] = self.family.decoder_layer(self.target, index).requires_grad_(False).eval()
+        return self.modules[dense]
+
+    def _stored(self, index: int) -> dict[str, Stored]:
+        shapes = [(name, tuple(weight.shape)) for name, weight in self._module(index).named_parameters()]
+        stored = self.source.stored((f"model.layers.{index}.{name}", shape) for name, shape in shapes)
+        return {name: one for (name, _), one in zip(shapes, stored, strict=True)}
+
+    def _take(self, stored: Stored, reader: Reader) -> Tensor:
+        return stored.weight([reader.take(part).to(self.device) for part in stored.parts], self.dtype)
+
+    def _check(self, x: Tensor, index: int, weights: dict[str, Tensor]) -> None:
+        named = {self.layers[index][name]: weight for name, weight in weights.items()}
+        check_finite(x, index, named, self.source.checkpoint)
+
+    def _report(self, first: int, done: int, seconds: float) -> None:
+        before, bytes_done = sum(self.layer_bytes[:first]), sum(self.layer_bytes[:done])
+        total = sum(self.layer_bytes)
+        rate = (bytes_done - before) / max(seconds, 1e-9)
+        left = (total - bytes_done) / max(rate, 1e-9)
+        self.on_progress(Progress(done, self.target.layers, bytes_done, total, rate, left))
 
 
-def mapped(info: TensorInfo) -> Tensor:
-    """A tensor of a file as memory that the kernel fills on access and may drop again."""
-    with info.file.open("rb") as stream:
-        pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable; nobody writes
-    dtype = torch_dtype(info)
-    count = (info.end - info.start) // dtype.itemsize
-    return torch.frombuffer(pages, dtype=dtype, count=count, offset=info.start).view(info.shape)
+def _of_expert(name: str) -> bool:
+    return name.startswith("mlp.experts.")
 
 
-def _not_finite(layer: int, weights: dict[TensorInfo, Tensor], checkpoint: Checkpoint) -> CheckpointError:
-    for info, weight in weights.items():
-        bad = int((~torch.isfinite(weight)).sum())
-        if bad:
-            finding = error(
-                "TDM-NAN-LOGITS",
-                f"The target's states are not finite: {info.name} holds {bad} values that are NaN or infinite.",
-                file=info.file,
-                where=info.name,
-                found=f"{bad} of {weight.numel()} values",
-                action="Restore the file, or use an earlier checkpoint.",
-            )
-            return CheckpointError(finding, verdict=Verdict.DOES_NOT_FIT)
-    finding = error(
-        "TDM-NAN-LOGITS",
-        f"The target's states are not finite behind layer {layer} although its weights are: it overflows.",
-        file=checkpoint.path,
-        where=f"model.layers.{layer}",
-        action="Check the scale of the weights and the dtype they were trained in.",
+def _starting(stored: dict[str, Stored], prefix: str) -> dict[str, Stored]:
+    names = [f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down")]
+    return {name: stored[name] for name in names}
+
+
+def _no_such_token(token: int, target: Target, checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        error(
+            "TDM-TOKENIZER-VOCABULARY",
+            f"The rows hold token id {token}; the target's vocabulary has {target.vocab_size}.",
+            file=checkpoint.path,
+            found=token,
+            action="Use the tokenizer that belongs to this target.",
+        ),
+        verdict=Verdict.COULD_NOT_CHECK,
     )
-    return CheckpointError(finding, verdict=Verdict.DOES_NOT_FIT)
-
-
-def _shape_differs(info: TensorInfo, expected: Tensor) -> CheckpointError:
-    finding = error(
-        "TDM-SHAPE-DIFFERS",
-        f"{info.name} in {info.file.name} is {list(info.shape)}; by the config it must be {list(expected.shape)}.",
-        file=info.file,
-        where=info.name,
-        found=list(info.shape),
-        expected=list(expected.shape),
-        action="Use the config.json that was published with these weights.",
-    )
-    return CheckpointError(finding)

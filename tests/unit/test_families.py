@@ -1,0 +1,196 @@
+"""Every family computes what transformers computes, layer by layer, from checkpoints that transformers wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_target
+from tandem_worker.checkpoint.describe import ARCHITECTURES
+from tandem_worker.finding import Verdict
+from tandem_worker.models.families import FAMILIES
+from tandem_worker.models.load import load_target
+from tandem_worker.probe.stream import stream
+from unit.pairs import target_files
+from unit.serving import CPU
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+KIMI_YARN = {
+    **YARN,
+    "rope_theta": 50000.0,
+    "factor": 64.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+LATENT: dict[str, Any] = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+Make = Callable[[], PreTrainedModel]
+MODELS: dict[str, Make] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=10, tie_word_embeddings=True)),
+    "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=YARN, attention_bias=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=12)),
+    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1])
+    ),
+    "qwen3-moe-as-they-are": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS)),
+    "deepseek-v3": lambda: DeepseekV3ForCausalLM(
+        DeepseekV3Config(**LATENT, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN)
+    ),
+    "deepseek-v3-plain": lambda: DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            **{**LATENT, "q_lora_rank": None, "n_shared_experts": 2},
+            n_group=2,
+            topk_group=1,
+            norm_topk_prob=False,
+            rope_interleave=False,
+        )
+    ),
+    "kimi-k2": lambda: DeepseekV3ForCausalLM(
+        DeepseekV3Config(**LATENT, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_parameters=KIMI_YARN)
+    ),
+}
+
+
+def written(make: Make, folder: Path) -> PreTrainedModel:
+    """A model whose every parameter matters, saved as its authors would."""
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name:
+                tensor.uniform_(0.5, 1.5)
+            elif name.endswith(("weight", "_proj", "bias")):
+                tensor.normal_(0, 1.0 if "embed" in name else 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def nested_as_kimi(folder: Path) -> None:
+    """As Kimi-K2.5 is published: the language model behind a prefix, its config inside another."""
+    config = json.loads((folder / "config.json").read_text())
+    outer = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": config}
+    (folder / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file({**tensors, "vision_tower.patch_embed.proj.weight": torch.zeros(3)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [*MODELS, "kimi-k2.5"])
+def test_streams_and_choices_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    model = written(MODELS[name.removesuffix(".5")], tmp_path)
+    if name.endswith(".5"):
+        nested_as_kimi(tmp_path)
+    prompt = torch.randint(96, (1, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        generate: Any = model.generate
+        text = generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False)[0]
+        rows = [text, text[:7]]
+        expected = [model(row[None], output_hidden_states=True) for row in rows]
+    layers = model.config.num_hidden_layers
+    streamed = stream(tmp_path, rows, range(layers + 1))
+    logits = streamed.logits(streamed.final)
+    for r, reference in enumerate(expected):
+        for i in range(layers):
+            close(streamed.rows(streamed.states[i])[r], reference.hidden_states[i][0])
+        close(streamed.rows(streamed.final)[r], reference.hidden_states[layers][0])
+        close(streamed.rows(logits)[r], reference.logits[0])
+    choices = streamed.rows(logits.argmax(-1))[0]
+    assert torch.equal(choices[len(prompt[0]) - 1 : -1], text[len(prompt[0]) :])  # the text that it wrote by itself
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert (found - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3-moe", "deepseek-v3"])
+def test_the_whole_model_computes_what_the_streamed_one_does(tmp_path: Path, name: str) -> None:
+    written(MODELS[name], tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    model = load_target(checkpoint, read_target(checkpoint), torch.float32, CPU)
+    tokens = torch.randint(96, (1, 12), generator=torch.Generator().manual_seed(2))
+    streamed = stream(tmp_path, [tokens[0]], range(4))
+    logits, streams = model.whole(tokens)
+    close(logits[0], streamed.logits(streamed.final))
+    for i, state in streamed.states.items():
+        close(streams[i][0], state)
+
+
+def test_every_architecture_that_is_read_has_a_family() -> None:
+    assert {family.name for family in ARCHITECTURES.values()} == FAMILIES.keys()
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    files = target_files()
+    files.config["architectures"] = ["GptOssForCausalLM"]
+    with pytest.raises(CheckpointError, match="GptOssForCausalLM is not known") as caught:
+        stream(files.write(tmp_path), [torch.tensor([1])], ())
+    assert caught.value.verdict is Verdict.COULD_NOT_CHECK
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("scoring_func", "softmax"), ("topk_method", "greedy"), ("moe_layer_freq", 2), ("attention_bias", True)],
+)
+def test_a_router_or_attention_of_another_kind_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    written(MODELS["kimi-k2"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(CheckpointError) as caught:
+        stream(tmp_path, [torch.tensor([1])], ())
+    assert (caught.value.finding.where, caught.value.verdict) == (field, Verdict.COULD_NOT_CHECK)

@@ -1,0 +1,49 @@
+"""A mixture of experts: each token visits the few experts that a router chooses, and mixes what they say.
+
+Only experts that some token of the forward visits are opened. In a large target they are most of the weights, so that
+the streamed forward opens them from disk, one at a time (`open_expert`).
+
+Shapes: x [N, R, H]; M = N R tokens, E experts, k of them per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tandem_worker.checkpoint.description import Moe
+from tandem_worker.models.layers import MLP
+
+
+class Router(Protocol):
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [M, H] -> experts [M, k] and their weights [M, k]."""
+
+
+class Experts(nn.Module):
+    """The routed experts. Subclasses bring a router as `gate` and what else the layer adds."""
+
+    gate: Router
+
+    def __init__(self, hidden: int, moe: Moe) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(MLP(hidden, moe.intermediate_size) for _ in range(moe.experts))
+        self.announce: Callable[[Collection[int]], None] = lambda experts: None
+        """Told which experts will be opened, in this order."""
+        self.open_expert: Callable[[int], nn.Module] = self.experts.__getitem__
+
+    def routed(self, x: Tensor) -> Tensor:
+        """[N, R, H] -> [N, R, H]."""
+        rows = x.flatten(0, 1)  # [M, H]
+        chosen, weights = self.gate(rows)
+        hit = chosen.unique().tolist()
+        self.announce(hit)
+        total = torch.zeros_like(rows)
+        for expert in hit:
+            token, slot = torch.where(chosen == expert)
+            said = self.open_expert(expert)(rows[token][None])[0]  # [tokens of this expert, H]
+            total.index_add_(0, token, (said * weights[token, slot, None]).to(total.dtype))
+        return total.view_as(x)

@@ -1,0 +1,40 @@
+"""Stored integers and 8-bit floats into weights. Activations stay as they are: a scale of theirs is not applied.
+
+    compressed-tensors, pack-quantized   weight_packed [O, I / 8] int32, 8 values of 4 bits in each, lowest bits first,
+                                         stored with 8 added; weight_scale [O, I / group]; weight_shape
+    FP8 of DeepSeek-V3                   weight [O, I] float8, weight_scale_inv [O / 128, I / 128] (it multiplies)
+    FP8 and INT8 of compressed-tensors   weight [O, I], weight_scale [O, 1], or one for all
+
+O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def unpacked(packed: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
+    """Packed integers of 4 or 8 bits -> [O, I] in the scale's dtype, rounded in it as compressed-tensors rounds."""
+    outputs, inputs = shape
+    octets = packed.contiguous().view(torch.uint8)  # [O, 4 words]; least significant first on every machine that counts
+    if packed.shape[1] * 4 >= inputs:  # 8 bits
+        values = octets[:, :inputs].to(torch.int16) - 128
+    else:
+        values = torch.stack([octets & 15, octets >> 4], -1).flatten(1)[:, :inputs].to(torch.int8) - 8
+    groups = scale.view(outputs, -1, 1)  # [O, groups, 1]
+    return (values.to(scale.dtype).view(outputs, groups.shape[1], -1) * groups).view(outputs, inputs)
+
+
+def scaled(weight: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+    """8-bit values times the scale of their block, channel or tensor -> [O, I] float32."""
+    grid = scale.float()
+    if grid.ndim == 1 and grid.numel() == len(weight):
+        grid = grid[:, None]
+    if grid.numel() > 1:
+        for dim, (size, step) in enumerate(zip(weight.shape, block, strict=True)):
+            if grid.shape[dim] not in (1, size):
+                grid = grid.repeat_interleave(step, dim).narrow(dim, 0, size)  # the last block may be cut off
+    return weight.float() * grid

@@ -1,0 +1,66 @@
+"""What a streamed forward has reached, on disk: a killed probe goes on at the layer it was at.
+
+One file for each stream that is still needed: those that were asked for, and the newest. Each appears whole or not at
+all. Files of another target, other tokens or another question are not this run's, and are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tandem_worker.checkpoint import Checkpoint, fingerprint
+
+
+class StreamState:
+    """Streams by capture index, [T, H] each, under `folder`."""
+
+    def __init__(self, folder: Path, identity: str, wanted: Collection[int]) -> None:
+        self.folder, self.identity, self.wanted = folder, identity, wanted
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> dict[int, Tensor]:
+        """Every stream that an earlier run has left; empty when there is none to go on from."""
+        found: dict[int, Tensor] = {}
+        for file in sorted(self.folder.glob("stream-*.safetensors")):
+            stream = self._read(file)
+            if stream is None:
+                file.unlink()
+            else:
+                found[int(file.stem.removeprefix("stream-"))] = stream
+        newest = max(found, default=-1)
+        return found if all(i in found for i in self.wanted if i <= newest) else {}
+
+    def save(self, index: int, stream: Tensor) -> None:
+        file = self._file(index)
+        partial = file.with_suffix(".partial")
+        save_file({"stream": stream.contiguous()}, partial, {"identity": self.identity})
+        os.replace(partial, file)
+        if index - 1 not in self.wanted:
+            self._file(index - 1).unlink(missing_ok=True)
+
+    def _file(self, index: int) -> Path:
+        return self.folder / f"stream-{index:04d}.safetensors"
+
+    def _read(self, file: Path) -> Tensor | None:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                mine = (opened.metadata() or {}).get("identity") == self.identity
+                return opened.get_tensor("stream") if mine else None
+        except (SafetensorError, OSError):
+            return None
+
+
+def identity_of(
+    checkpoint: Checkpoint, tokens: Tensor, lengths: Sequence[int], wanted: Collection[int], dtype: torch.dtype
+) -> str:
+    digest = hashlib.sha256(fingerprint(checkpoint).encode())
+    digest.update(repr((tokens.tolist(), list(lengths), sorted(wanted), str(dtype))).encode())
+    return digest.hexdigest()

@@ -1,0 +1,136 @@
+"""What a streamed forward has left, with the target's embedding and head, which are read as far as they are asked for.
+
+Shapes as in `stream`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo
+from tandem_worker.checkpoint.errors import error
+from tandem_worker.finding import Verdict
+from tandem_worker.models.reader import Reader, rows_of, torch_dtype
+from tandem_worker.models.source import EMBEDDING, HEAD, Source, Stored
+
+HEAD_BLOCK_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Tensors are in host memory and in `dtype`; `device` is where logits are computed.
+
+    Tokens of all rows lie behind each other: row r is `states[i][starts[r] : starts[r + 1]]`.
+    """
+
+    checkpoint: Checkpoint
+    target: Target
+    tokens: Tensor  # [T]
+    starts: tuple[int, ...]  # one more than rows: the last is T
+    states: dict[int, Tensor]  # capture index -> [T, H], those that were wanted
+    final: Tensor  # [T, H], after the final norm: what the head reads
+    dtype: torch.dtype
+    device: torch.device
+
+    def rows(self, states: Tensor) -> list[Tensor]:
+        """[T, ...] -> one tensor for each row of tokens."""
+        return list(states.split([end - start for start, end in pairwise(self.starts)]))
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
+        return mapped(self._stored(EMBEDDING).parts[0])
+
+    @cached_property
+    def head(self) -> Tensor:
+        """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
+        return mapped(self._head.parts[0])
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids of any shape -> [..., H] on `device`."""
+        return F.embedding(tokens.cpu(), self.embedding).to(self.device, self.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, H], normed like `final` -> [M, V] float32 on `device`. Mind the size: 4 M V bytes."""
+        return torch.cat([block for _, block in self.logit_blocks(hidden)], -1)
+
+    @torch.inference_mode()
+    def logit_blocks(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The same in blocks of columns, (first token id, [M, columns] float32): the head is read once for all of M,
+        and never in memory as a whole.
+        """
+        info = self._head.parts[0]
+        columns = max(1, HEAD_BLOCK_BYTES // (self.target.hidden_size * self.dtype.itemsize))
+        firsts = range(0, self.target.vocab_size, columns)
+        blocks = [rows_of(info, first, min(first + columns, self.target.vocab_size)) for first in firsts]
+        hidden = hidden.to(self.device, self.dtype)
+        with Reader(2 * HEAD_BLOCK_BYTES, self.device.type == "cuda") as reader:
+            reader.expect(blocks)
+            for first, block in zip(firsts, blocks, strict=True):
+                weight = reader.take(block).to(self.device).to(self.dtype)
+                logits = (hidden @ weight.T).float()
+                check_finite(logits, self.target.layers, {self._head: weight}, self.checkpoint)
+                yield first, logits
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """What a drafter may borrow (`models.load.load_drafter`)."""
+        yield EMBEDDING, self.embedding
+        if not self.target.tie_word_embeddings:
+            yield HEAD, self.head
+
+    @cached_property
+    def _head(self) -> Stored:
+        return self._stored(EMBEDDING if self.target.tie_word_embeddings else HEAD)
+
+    def _stored(self, name: str) -> Stored:
+        shape = self.target.vocab_size, self.target.hidden_size
+        (stored,) = Source(self.checkpoint).stored([(name, shape)])
+        if len(stored.parts) > 1:
+            info = stored.parts[0]
+            message = f"{info.name} is quantised ({info.dtype}); embedding and head are read as floats only."
+            raise CheckpointError(error("TDM-QUANTIZATION-NOT-READ", message, file=info.file, where=info.name))
+        return stored
+
+
+def mapped(info: TensorInfo) -> Tensor:
+    """A tensor of a file as memory that the kernel fills on access and may drop again."""
+    with info.file.open("rb") as stream:
+        pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable; nobody writes
+    dtype = torch_dtype(info)
+    count = (info.end - info.start) // dtype.itemsize
+    return torch.frombuffer(pages, dtype=dtype, count=count, offset=info.start).view(info.shape)
+
+
+def check_finite(x: Tensor, layer: int, weights: Mapping[Stored, Tensor], checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError (DoesNotFit) when x is not finite, naming the one of `weights` that is to blame."""
+    if torch.isfinite(x).all():
+        return
+    for stored, weight in weights.items():
+        bad = int((~torch.isfinite(weight)).sum())
+        if bad:
+            info = stored.parts[-1]  # of a quantised weight the scale: its values are integers, or 8-bit floats
+            finding = error(
+                "TDM-NAN-LOGITS",
+                f"The target's states are not finite: {info.name} holds {bad} values that are NaN or infinite.",
+                file=info.file,
+                where=info.name,
+                found=f"{bad} of {weight.numel()} values",
+                action="Restore the file, or use an earlier checkpoint.",
+            )
+            raise CheckpointError(finding, verdict=Verdict.DOES_NOT_FIT)
+    finding = error(
+        "TDM-NAN-LOGITS",
+        f"The target's states are not finite behind layer {layer} although its weights are: it overflows.",
+        file=checkpoint.path,
+        where=f"model.layers.{layer}",
+        action="Check the scale of the weights and the dtype they were trained in.",
+    )
+    raise CheckpointError(finding, verdict=Verdict.DOES_NOT_FIT)
