@@ -14,6 +14,7 @@ from tandem_operator.api.base import ApiModel
 
 class Owner(ApiModel):
     uid: str
+    controller: bool = False
 
 
 class Meta(ApiModel):
@@ -27,6 +28,10 @@ class Meta(ApiModel):
 
     def owned_by(self, uid: str) -> bool:
         return any(owner.uid == uid for owner in self.owner_references)
+
+    def ours(self, uid: str) -> bool:
+        """Of the object with this uid, or nobody's: then it may be taken over."""
+        return self.owned_by(uid) or not any(owner.controller for owner in self.owner_references)
 
 
 class Condition(ApiModel):
@@ -53,6 +58,7 @@ class ContainerState(ApiModel):
 
 
 class Container(ApiModel):
+    restart_count: int = 0
     state: ContainerState = ContainerState()
     last_state: ContainerState = ContainerState()
 
@@ -84,6 +90,7 @@ class ReplicasSpec(ApiModel):
 
 class ReplicasStatus(ApiModel):
     ready_replicas: int = 0
+    conditions: list[Condition] = []
 
 
 class DeploymentObject(ApiModel):

@@ -64,7 +64,7 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
     serving = [pod for pod in pods if pod.metadata.labels.get(names.ROLE) == names.WORKER]
     addresses = {pod.metadata.uid: pod.status.pod_ip for pod in serving if pod.status.pod_ip}
     seen = tuple(_pod(pod) for pod in serving)
-    history = tuple(sorted((_history(r) for r in records if r.metadata.owned_by(uid)), key=lambda h: h.number))
+    history = tuple(sorted((_history(r, uid) for r in records if r.metadata.ours(uid)), key=lambda h: h.number))
     recipes = {record.revision: record.recipe for record in history}
     present = make_recipe(resource.spec, key.name, None)  # for a worker whose record was deleted
     asked = [pod for pod in seen if pod.ready and pod.uid in addresses]
@@ -75,7 +75,7 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
         resource=resource,
         pods=seen,
         workers=tuple((pod.uid, answer) for pod, answer in zip(asked, answers, strict=True)),
-        deployments=tuple(_deployment(d) for d in deployments if d.metadata.owned_by(uid)),
+        deployments=tuple(_deployment(d, uid) for d in deployments if d.metadata.ours(uid)),
         jobs=tuple(_job(job, pods) for job in jobs if job.metadata.owned_by(uid)),
         history=history,
         config=config,
@@ -100,7 +100,7 @@ async def _resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | 
 
 async def _config(core: client.CoreV1Api, resource: SpeculativeDeployment) -> tuple[tuple[str, str, str], ...]:
     """What the ConfigMap keys hold that the spec refers to. Only these are read, by name; none is watched."""
-    sources = (variable.value_from for variable in resource.spec.pod.env)
+    sources = (variable.value_from for variable in (*resource.spec.pod.env, *resource.spec.engine.env))
     wanted = [source.config_map_key_ref for source in sources if source and source.config_map_key_ref]
     data: dict[str, dict[str, str]] = {}
     for name in {reference.name for reference in wanted}:
@@ -113,16 +113,24 @@ async def _config(core: client.CoreV1Api, resource: SpeculativeDeployment) -> tu
     return tuple((r.name, r.key, data[r.name][r.key]) for r in wanted if r.key in data.get(r.name, {}))
 
 
-def _deployment(item: kube.DeploymentObject) -> Deployment:
-    return Deployment(item.metadata.labels.get(names.REVISION, ""), item.spec.replicas, item.status.ready_replicas)
+def _deployment(item: kube.DeploymentObject, uid: str) -> Deployment:
+    failures = (c.message for c in item.status.conditions if c.type == "ReplicaFailure" and c.status == "True")
+    return Deployment(
+        revision=item.metadata.labels.get(names.REVISION, ""),
+        desired=item.spec.replicas,
+        ready=item.status.ready_replicas,
+        problem=next(failures, ""),
+        owned=item.metadata.owned_by(uid),
+    )
 
 
-def _history(item: kube.ControllerRevisionObject) -> History:
+def _history(item: kube.ControllerRevisionObject, uid: str) -> History:
     return History(
         revision=item.metadata.labels.get(names.REVISION, ""),
         number=item.revision,
         recipe=Recipe.model_validate(item.data),
         served=item.metadata.annotations.get(names.SERVED) == "true",
+        owned=item.metadata.owned_by(uid),
     )
 
 
@@ -136,6 +144,7 @@ def _pod(pod: kube.PodObject) -> Pod:
         trouble=_trouble(pod),
         failure=_last_word(pod, WorkerFailure),
         retry=pod.metadata.annotations.get(names.RETRY, ""),
+        restarts=sum(container.restart_count for container in pod.status.containers),
         target_alone=pod.metadata.annotations.get(names.SPECULATION) == "off",
     )
 

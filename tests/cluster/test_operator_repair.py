@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from cluster.operator_kit import MERGE, Story, condition, simulated
+from cluster.support import eventually
 from tandem_operator.api import PLURAL
 
 pytestmark = pytest.mark.cluster
@@ -137,3 +139,58 @@ def test_an_object_made_anew_under_its_name_starts_from_nothing(story: Story) ->
                 == {shown.metadata.uid}
             ),
         )
+
+
+def test_children_that_were_orphaned_go_on_serving_for_an_object_made_anew(story: Story) -> None:
+    first = installed(story)
+    with story.traffic():
+        story.apply(simulated(sim={"seed": 1}))
+        story.until("the second serves", lambda shown: shown.status.stable_revision not in ("", first))
+    second = story.until_stable()
+    story.until("the old workers are gone", lambda _: story.serving() == {second: 1})
+    before = {pod.uid for pod in story.pods()}
+    story.kubectl("delete", "specdep", "pair", "--cascade=orphan")
+    story.apply(simulated(sim={"seed": 1}))
+    assert story.until_stable() == second
+    assert {pod.uid for pod in story.pods()} == before
+    uid = story.show().metadata.uid
+
+    def owners() -> set[str]:
+        found = [
+            item for kind in ("deployments", "controllerrevisions", "services") for item in story.items(kind, "pair")
+        ]
+        return {owner["uid"] for item in found for owner in item["metadata"].get("ownerReferences", [{"uid": ""}])}
+
+    assert eventually(lambda: owners() == {uid})
+    story.delete()
+    assert eventually(lambda: story.children() == [])
+
+
+def test_another_writer_who_never_rests_costs_no_step(story: Story) -> None:
+    steps = {"steps": [{"weight": 25}, {"weight": 50}]}
+    installed(story, replicas=2, rollout=steps)
+    over = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not over.wait(0.1):
+            count += 1
+            body = {"metadata": {"annotations": {"someone": str(count)}}}
+            for kind, name in [
+                (PLURAL, "pair"),
+                *(("deployments", d["metadata"]["name"]) for d in story.items("deployments")),
+            ]:
+                story.api.request("PATCH", story.path(kind, name), body, MERGE)
+
+    other = threading.Thread(target=write)
+    other.start()
+    try:
+        with story.traffic():
+            story.apply(simulated(replicas=2, rollout=steps, sim={"seed": 1}))
+            after = story.until_stable()
+            story.until("only the new revision serves", lambda _: story.serving() == {after: 2})
+    finally:
+        over.set()
+        other.join()
+    told = [event.reason for event in story.events()]
+    assert (told.count("CanaryStarted"), told.count("CanaryAdvanced"), told.count("Promoted")) == (2, 2, 2)

@@ -92,6 +92,12 @@ def test_a_worker_that_finds_no_room_says_what_it_lacks(story: Story) -> None:
     assert "Insufficient nvidia.com/gpu" in condition(story.show(), "Progressing").message
 
 
+def test_a_claim_that_does_not_exist_is_named(story: Story) -> None:
+    story.apply(simulated(drafter={"source": {"pvc": {"claimName": "nowhere"}}}))
+    said = story.until_condition("Validated", "Unknown", "Waiting")
+    assert 'persistentvolumeclaim "nowhere" not found' in said.message
+
+
 # --- serving ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web as http
 
 from tandem_operator import kube, web, workers
-from tandem_operator.observe import _job, _pod
+from tandem_operator.observe import _deployment, _job, _pod
 from tandem_operator.plan.observed import Pod
 from tandem_operator.plan.revisions import recipe
 from tandem_operator.queue import Key, WorkQueue
@@ -107,11 +107,50 @@ CHANGED = {
             ),
             "Unschedulable: 0/1 nodes",
         ),
+        (
+            pod(
+                "Pending",
+                [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "pod has unbound immediate PersistentVolumeClaims",
+                    }
+                ],
+            ),
+            "Unschedulable: pod has unbound immediate PersistentVolumeClaims",
+        ),
+        (
+            pod(state=waiting("CreateContainerConfigError", 'secret "token" not found')),
+            'CreateContainerConfigError secret "token" not found',
+        ),
         (pod(state=ended(0, reason="Completed")), ""),
     ],
 )
 def test_the_trouble_of_a_pod_is_told_in_words(seen: kube.PodObject, trouble: str) -> None:
     assert _pod(seen).trouble == trouble
+
+
+def deployment(owner: str = "", **status: Any) -> kube.DeploymentObject:
+    owners = [{"apiVersion": "tandem.dev/v1alpha1", "kind": "X", "name": "pair", "uid": owner, "controller": True}]
+    labels = {"tandem.dev/revision": "0123456789"}
+    metadata = {"name": "pair-0123456789", "labels": labels, "ownerReferences": owners if owner else []}
+    return kube.DeploymentObject.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": status})
+
+
+def test_what_keeps_a_deployment_from_making_pods_is_read_from_its_condition() -> None:
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+    progressing = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "fine"}
+    found = _deployment(deployment(conditions=[progressing, failure], readyReplicas=1), "uid")
+    assert (found.revision, found.desired, found.ready, found.problem) == ("0123456789", 2, 1, "exceeded quota")
+    assert _deployment(deployment(conditions=[progressing, failure | {"status": "False"}]), "uid").problem == ""
+
+
+@pytest.mark.parametrize(("owner", "ours", "owned"), [("uid", True, True), ("other", False, False), ("", True, False)])
+def test_children_are_ours_if_nobody_else_controls_them(owner: str, ours: bool, owned: bool) -> None:
+    found = deployment(owner)
+    assert (found.metadata.ours("uid"), _deployment(found, "uid").owned) == (ours, owned)
 
 
 def test_the_fingerprints_that_a_worker_found_are_read_from_its_last_words() -> None:

@@ -246,7 +246,7 @@ class Progress(ApiModel):
 
     `inForceAt`: since when the step's weight is in force; absent until the workers for it are ready. `waitingSince`:
     since when workers are missing, or the last one more became ready: `ready` of them. `passed`: the step was found
-    healthy.
+    healthy. `restarts`: of the workers' containers, until the weight was in force.
     """
 
     step: int = 0
@@ -256,6 +256,7 @@ class Progress(ApiModel):
     waiting_since: Time | None = None
     ready: int = 0
     passed: bool = False
+    restarts: int = 0
 
 
 class Status(ApiModel):

@@ -26,6 +26,7 @@ class Pod:
     trouble: str = ""  # why it does not become ready, in words: ImagePullBackOff, CrashLoopBackOff, Unschedulable ...
     failure: WorkerFailure | None = None  # what the worker said when it last refused to start
     retry: str = ""  # the retry annotation that it was started under
+    restarts: int = 0  # of its containers
     target_alone: bool = False  # started without its drafter: how an engine that takes no commands is switched off
 
 
@@ -52,6 +53,8 @@ class Deployment:
     revision: str
     desired: int
     ready: int
+    problem: str = ""  # why its pods can't be made, in words: a quota, an admission policy
+    owned: bool = True  # False: it has no controller
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class History:
     number: int
     recipe: Recipe
     served: bool = False  # it once was stable
+    owned: bool = True  # False: it has no controller
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,16 @@ From any state, left by a crash, a hand or an edit in mid-rollout, repeated pass
 
 from __future__ import annotations
 
-from tandem_operator import names
 from tandem_operator.api import Status
-from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.spec import OnCollapse
 from tandem_operator.api.status import Outcome
-from tandem_operator.plan import children, commands, guard, rollout, summary, validation
+from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, validation
 from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.clock import without_future
 from tandem_operator.plan.conditions import Seen, kstatus, merge
-from tandem_operator.plan.decision import Command, Deletion, Notes, Plan
+from tandem_operator.plan.decision import Notes, Plan
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers
-from tandem_operator.plan.scale import Present, next_counts, shares
 from tandem_operator.plan.wanted import wanted as what_is_wanted
 
 CONFIG_AGAIN_SECONDS = 10.0
@@ -58,9 +55,9 @@ def plan(context: Context) -> Plan:
     status = rollout.advance(context, status, target, wanted, notes)
     status = guard.keep_windows(status, status.stable_revision, status.canary_revision)
     recipes = {h.revision: h.recipe for h in context.observed.history} | ({wanted: recipe} if recipe else {})
-    counts = _counts(context, status)
-    _note_children(context, status, recipes, counts, notes)
-    _note_commands(context, status, recipes, notes)
+    counts = fleet.counts(context, status)
+    fleet.note_children(context, status, recipes, counts, notes)
+    fleet.note_commands(context, status, recipes, notes)
     guard.note_metrics(context, status, notes)
     notes.calibrate += guard.unproven(context, status.stable_revision, status.canary_revision)
     status = _summed_up(context, status, wanted, checked, counts, notes)
@@ -102,92 +99,6 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
         notes.say("Warning", verdict.outcome, f"Revision {stable}: {verdict.message}; {why}")
         return guard.judged_anew(context, status, stable)
     return quarantine(context, status, stable, verdict.reason, verdict.message, notes)
-
-
-def _counts(context: Context, status: Status) -> dict[str, int]:
-    spec = context.observed.resource.spec
-    present = {d.revision: Present(d.desired, d.ready) for d in context.observed.deployments}
-    stable, canary = status.stable_revision, status.canary_revision
-    for_stable, for_canary = shares(spec.replicas, status.weight, spec.rollout.max_surge)
-    wanted = {canary: for_canary, stable: for_stable} if canary else {stable: spec.replicas}
-    wanted.pop("", None)
-    return next_counts(wanted, present, spec.replicas, spec.rollout.max_surge, spec.rollout.max_unavailable)
-
-
-def _note_children(
-    context: Context, status: Status, recipes: dict[str, Recipe], counts: dict[str, int], notes: Notes
-) -> None:
-    resource, settings = context.observed.resource, context.settings
-    notes.apply += [children.service(resource), children.operator_key(resource, settings)]
-    notes.apply += _records(context, status, recipes)
-    desired = {revision: context.observed.deployment(revision).desired for revision in counts}
-    # What shrinks is applied first: it makes room for what grows, and at no moment is there a worker too many.
-    for revision in sorted(counts, key=lambda r: counts[r] > desired[r]):
-        idle = counts[revision] == 0 and desired[revision] == 0
-        if idle and revision not in (status.stable_revision, status.canary_revision):
-            continue  # a retired revision is left as it is
-        if revision not in recipes:  # its record was deleted: it can't be built anew, but it can make room
-            if counts[revision] < desired[revision]:
-                notes.apply.append(children.fewer(resource, revision, counts[revision]))
-            continue
-        start = children.Start(
-            retry=retry_of_workers(context, status, revision),
-            target_alone=blocked(context, status, revision) is not None,
-        )
-        workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], start)
-        notes.apply.append(workers)
-    notes.delete += _outdated(context, status, counts)
-
-
-def _records(context: Context, status: Status, recipes: dict[str, Recipe]) -> list[dict[str, object]]:
-    """ControllerRevisions that are missing, or do not yet say that their revision served, and as the last one."""
-    history = {h.revision: h for h in context.observed.history}
-    number = max((h.number for h in history.values()), default=0) + 1
-    last_served = max((h.number for h in history.values() if h.served), default=0)
-    records = []
-    for revision in {status.canary_revision: 0, status.stable_revision: 0}:
-        known, stable = history.get(revision), revision == status.stable_revision
-        served = stable or bool(known and known.served)
-        outdated = known is None or known.served != served or (stable and known.number < last_served)
-        if revision not in recipes or not outdated:
-            continue
-        at = number if known is None or (stable and known.number < last_served) else known.number
-        records.append(children.controller_revision(context.observed.resource, revision, at, recipes[revision], served))
-        number += at == number
-    return records
-
-
-def _outdated(context: Context, status: Status, counts: dict[str, int]) -> list[Deletion]:
-    """Revisions beyond the history limit, oldest first, and Deployments whose record is lost; never one that still has
-    workers or a part in the rollout."""
-    name = context.observed.resource.metadata.name
-    retired = [
-        h.revision
-        for h in context.observed.history
-        if h.revision not in (status.stable_revision, status.canary_revision) and not counts.get(h.revision)
-    ]
-    excess = len(retired) - context.observed.resource.spec.revision_history_limit
-    recorded = {h.revision for h in context.observed.history} | {status.stable_revision, status.canary_revision}
-    lost = [d.revision for d in context.observed.deployments if d.revision not in recorded and d.desired == 0]
-    return [Deletion("Deployment", names.child(name, revision)) for revision in lost] + [
-        Deletion(kind, names.child(name, revision))
-        for revision in retired[: max(0, excess)]
-        for kind in ("Deployment", "ControllerRevision")  # the record last: it names what is left to clean
-    ]
-
-
-def _note_commands(context: Context, status: Status, recipes: dict[str, Recipe], notes: Notes) -> None:
-    """A worker that restarted, or missed a command, is told again."""
-    for pod in context.observed.pods:
-        reported = context.observed.worker(pod).status
-        recipe = recipes.get(pod.revision)
-        if not pod.ready or pod.terminating or reported is None or recipe is None or not recipe.speculates:
-            continue
-        entry = blocked(context, status, pod.revision)
-        if reported.speculation_enabled == (entry is None):
-            continue
-        notes.commands.append(Command(pod.uid, entry is None, entry.reason if entry else "Healthy"))
-        notes.wakes.append(1.0)  # see it done
 
 
 def _summed_up(

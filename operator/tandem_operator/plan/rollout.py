@@ -26,6 +26,8 @@ from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_worker
 from tandem_operator.plan.scale import shares
 from tandem_operator.plan.steps import at_step
 
+MOST_RESTARTS = 3  # of a canary's workers in one step
+
 
 def goal(context: Context, status: Status, wanted: str) -> str:
     """The revision that should serve; empty: none may. `wanted` is the spec's, empty while it may not be rolled out."""
@@ -69,9 +71,13 @@ def advance(context: Context, status: Status, target: str, wanted: str, notes: N
     if context.observed.resource.spec.replicas == 0:
         notes.seen.append(Seen("Progressing", "False", "ScaledToZero", f"canary {target} waits: spec.replicas is 0"))
         return _clocks(status, None, None)
+    if storm := _restarts(context, status, target):
+        if status.stable_revision:
+            notes.seen.append(Seen("CanaryHealthy", "False", "WorkersRestart", storm))
+        return quarantine(context, status, target, "WorkersRestart", storm, notes)
     if not _ready(context, status, target):
         return _not_ready(context, status, target, notes)
-    status = _clocks(status, status.progress.in_force_at or context.now, None)
+    status = _in_force(context, status, target)
     if status.weight < 100:
         return at_step(context, status, target, notes)
     if context.observed.resource.spec.paused and target == wanted:
@@ -84,6 +90,33 @@ def _clocks(status: Status, in_force_at: datetime | None, waiting_since: datetim
     assert status.progress is not None
     update = {"in_force_at": in_force_at, "waiting_since": waiting_since, "ready": ready}
     return status.model_copy(update={"progress": status.progress.model_copy(update=update)})
+
+
+def _in_force(context: Context, status: Status, target: str) -> Status:
+    assert status.progress is not None
+    since = status.progress.in_force_at
+    status = _clocks(status, since or context.now, None)
+    if since is None and status.progress is not None:
+        update = {"restarts": _restarts_of(context, target)}
+        status = status.model_copy(update={"progress": status.progress.model_copy(update=update)})
+    return status
+
+
+def _restarts(context: Context, status: Status, target: str) -> str:
+    """A sentence when workers that were ready have died again and again since: what they show in between may be good
+    (NCCL after 90 s, a liveness probe that is too strict: vllm #7466, dynamo #2124)."""
+    progress = status.progress
+    if progress is None or progress.in_force_at is None:
+        return ""
+    restarts = _restarts_of(context, target) - progress.restarts
+    if restarts < MOST_RESTARTS:
+        return ""
+    words = next((f"; {pod.name}: {pod.trouble}" for pod in context.observed.of(target) if pod.trouble), "")
+    return f"workers restarted {restarts} times since they were ready{words}"
+
+
+def _restarts_of(context: Context, target: str) -> int:
+    return sum(pod.restarts for pod in context.observed.of(target))
 
 
 def _start(context: Context, status: Status, target: str, wanted: str, notes: Notes) -> Status:
@@ -146,7 +179,7 @@ def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> S
     deadline = timedelta(seconds=context.observed.resource.spec.rollout.progress_deadline_seconds)
     left = (since + deadline - context.now).total_seconds()
     stuck = next((pod for pod in context.observed.of(target) if pod.trouble), None)
-    trouble = f"{stuck.name}: {stuck.trouble}" if stuck else ""
+    trouble = f"{stuck.name}: {stuck.trouble}" if stuck else context.observed.deployment(target).problem
     if left > 0:
         notes.wakes.append(left)
         message = f"canary {target}: {ready} of {needed} workers ready" + (f"; {trouble}" if trouble else "")

@@ -26,10 +26,12 @@ def ready(context: Context, status: Status, checked: Checked) -> Seen:
         message = f"{count(len(serving), 'worker')} ready (revision {revisions})"
         reports = ((pod.name, context.observed.worker(pod).status) for pod in serving)
         slow = [f"{name}: {status.degraded}" for name, status in reports if status and status.degraded]
-        return Seen("Ready", "True", "Degraded" if slow else "Serving", "; ".join([message, *slow[:3]]))
+        restless = [f"{pod.name} restarted {pod.restarts} times, last {pod.trouble}" for pod in serving if pod.trouble]
+        return Seen("Ready", "True", "Degraded" if slow else "Serving", "; ".join([message, *slow[:3], *restless[:3]]))
     if not status.stable_revision and not checked.allowed:
         return Seen("Ready", "False", "NotValidated", f"nothing serves yet: {checked.condition.message}")
     troubles = [f"{pod.name}: {pod.trouble}" for pod in context.observed.pods if pod.trouble and not pod.terminating]
+    troubles += [deployment.problem for deployment in context.observed.deployments if deployment.problem]
     detail = f"; {'; '.join(troubles[:3])}" if troubles else ""
     said = next((pod.failure.reason for pod in context.observed.pods if pod.failure and not pod.terminating), "")
     reason = said or ("TooFewWorkers" if status.stable_revision else "Starting")

@@ -1,9 +1,9 @@
 """What the spec asks to run: its recipe, and the name of the revision.
 
-The recipe carries the content of the ConfigMap keys that `pod.env` refers to, as plain values. An edit of a ConfigMap
-is then a new revision that walks its steps like any other (mcp-lifecycle-operator #139, helm #2610), a worker that
-restarts never reads what its revision was not judged with, and a rollback brings the old content back. Secrets are not
-read: their references stay references.
+The recipe carries the content of the ConfigMap keys that `pod.env` and `engine.env` refer to, as plain values. An edit
+of a ConfigMap is then a new revision that walks its steps like any other (mcp-lifecycle-operator #139, helm #2610), a
+worker that restarts never reads what its revision was not judged with, and a rollback brings the old content back.
+Secrets are not read: their references stay references.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.api.spec import EnvVar, OnInvalid, Pod
+from tandem_operator.api.spec import EnvVar, OnInvalid
 from tandem_operator.plan.observed import Context, History
 from tandem_operator.plan.revisions import canonical, short_hash, without_speculation
 from tandem_operator.plan.revisions import recipe as make_recipe
@@ -37,10 +37,12 @@ def wanted(context: Context, checked: Checked) -> Wanted:
     target_only = checked.refused and spec.validation.on_invalid == OnInvalid.SERVE_TARGET_ONLY
     if not checked.allowed and not target_only:
         return Wanted(collisions=collisions)
-    pod, problem = _with_content(context, spec.pod)
-    if problem:
-        return Wanted(collisions=collisions, problem=problem)
-    spec = spec.model_copy(update={"pod": pod})
+    try:
+        pod = spec.pod.model_copy(update={"env": _with_content(context, "pod", spec.pod.env)})
+        engine = spec.engine.model_copy(update={"env": _with_content(context, "engine", spec.engine.env)})
+    except UnusableConfig as error:
+        return Wanted(collisions=collisions, problem=str(error))
+    spec = spec.model_copy(update={"pod": pod, "engine": engine})
     prints = checked.validation.fingerprints if checked.validation else None
     if target_only:
         recipe = make_recipe(without_speculation(spec), resource.metadata.name, None)
@@ -52,24 +54,28 @@ def wanted(context: Context, checked: Checked) -> Wanted:
     return Wanted(revision, recipe, collided)
 
 
-def _with_content(context: Context, pod: Pod) -> tuple[Pod, str]:
-    """`pod` with the content of ConfigMaps in place of references, or a sentence about what is missing."""
+class UnusableConfig(Exception):
+    """A sentence about what is missing."""
+
+
+def _with_content(context: Context, part: str, variables: Iterable[EnvVar]) -> list[EnvVar]:
+    """`variables` with the content of ConfigMaps in place of references. Raises UnusableConfig."""
     env = []
-    for variable in pod.env:
+    for variable in variables:
         reference = variable.value_from.config_map_key_ref if variable.value_from else None
         if reference is None:
             env.append(variable)
             continue
         value = context.observed.config_value(reference.name, reference.key)
-        where = f"spec.pod.env {variable.name}: key {reference.key} of ConfigMap {reference.name}"
+        where = f"spec.{part}.env {variable.name}: key {reference.key} of ConfigMap {reference.name}"
         if value is None:
-            return pod, f"{where} does not exist; create it, or take the variable out"
+            raise UnusableConfig(f"{where} does not exist; create it, or take the variable out")
         # The kubelet expands $(NAME) in a plain value, and did not in what came from a ConfigMap; $$ stands for $.
         literal = value.replace("$", "$$")
         if len(literal) > LONGEST_VALUE:
-            return pod, f"{where} is longer than {LONGEST_VALUE} characters"
+            raise UnusableConfig(f"{where} is longer than {LONGEST_VALUE} characters")
         env.append(EnvVar(name=variable.name, value=literal))
-    return pod.model_copy(update={"env": env}), ""
+    return env
 
 
 def _named(recipe: Recipe, history: Iterable[History], collisions: int) -> tuple[str, int]:
