@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model import promises
 from model.cluster import KINDS, OTHER_FILES, Cluster, drafter_of
 from tandem_operator import names
-from tandem_operator.api import Spec
+from tandem_operator.api import GROUP, Spec
 from tandem_worker.contract import SelfTestOutcome, Verdict
 from unit.world import DEAD, FILES, HEALTHY, WEAK, Life, spec
 
@@ -24,6 +24,8 @@ LIVES = (Life(), Life(), Life(rate=WEAK), Life(rate=DEAD), Life(starts=False), L
 VERDICTS = (Verdict.FITS, Verdict.FITS, Verdict.FITS_WITH_WARNINGS, Verdict.DOES_NOT_FIT, Verdict.COULD_NOT_CHECK, None)
 SECONDS = (1, 11, 11, 11, 130)  # between passes: before an interval has passed, after it, after the deadline
 CALM_SECONDS, CALM_PASSES = 130, 25
+
+ANALYSIS = {"intervalSeconds": 10}
 
 drafters = st.sampled_from(DRAFTERS)
 
@@ -38,7 +40,7 @@ class Rollouts(RuleBasedStateMachine):
             "maxSurge": 1,
             "maxUnavailable": 0,
             "progressDeadlineSeconds": 120,
-            "analysis": {"intervalSeconds": 10},
+            "analysis": ANALYSIS,
         }
         self.fields: dict[str, object] = {"replicas": 3}
         self.retries = 0
@@ -66,26 +68,59 @@ class Rollouts(RuleBasedStateMachine):
         self.rollout["maxSurge"], self.rollout["maxUnavailable"] = limits
         self._edit()
 
-    @rule(weights=st.sampled_from([(), (50,), (30, 60)]))
-    def change_steps(self, weights: tuple[int, ...]) -> None:
-        self.rollout["steps"] = [{"weight": weight} for weight in weights]
+    @rule(weights=st.sampled_from([(), (50,), (30, 60)]), pause=st.sampled_from([None, None, {}, {"seconds": 60}]))
+    def change_steps(self, weights: tuple[int, ...], pause: dict[str, int] | None) -> None:
+        self.rollout["steps"] = [{"weight": weight, "pause": pause} for weight in weights]
+        self._edit()
+
+    @rule(
+        delay=st.sampled_from([0, 30]),
+        timeout=st.sampled_from([60, 3600]),
+        end=st.sampled_from(["Rollback", "Hold"]),
+        dry=st.booleans(),
+    )
+    def change_analysis(self, delay: int, timeout: int, end: str, dry: bool) -> None:
+        self.rollout["analysis"] = {
+            **ANALYSIS,
+            "initialDelaySeconds": delay,
+            "timeoutSeconds": timeout,
+            "onInconclusive": end,
+            "dryRun": dry,
+        }
+        self._edit()
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.fields["paused"] = paused
         self._edit()
 
     @rule(
         on_collapse=st.sampled_from(["Rollback", "DisableSpeculation", "Alert"]),
         speculates=st.booleans(),
         enforcement=st.sampled_from(["Enforce", "Warn"]),
+        on_invalid=st.sampled_from(["Block", "ServeTargetOnly"]),
     )
-    def change_policy(self, on_collapse: str, speculates: bool, enforcement: str) -> None:
+    def change_policy(self, on_collapse: str, speculates: bool, enforcement: str, on_invalid: str) -> None:
         self.fields["guard"] = {"onCollapse": on_collapse}
         self.fields["speculation"] = {"enabled": speculates}
-        self.fields["validation"] = {"enforcement": enforcement}
+        self.fields["validation"] = {"enforcement": enforcement, "onInvalid": on_invalid}
         self._edit()
 
     @rule()
     def retry(self) -> None:
         self.retries += 1
         self.cluster.annotate(names.RETRY, str(self.retries))
+
+    @precondition(lambda self: self.cluster.history)
+    @rule(data=st.data(), command=st.sampled_from(["promote", "abort", "rollback"]), full=st.booleans())
+    def command(self, data: st.DataObject, command: str, full: bool) -> None:
+        """Of the canary or, which is mostly refused, of any other revision."""
+        status = self.cluster.status
+        known = sorted({h.revision for h in self.cluster.history.values()})
+        revision = status.canary_revision or data.draw(st.sampled_from(known))
+        words = f"{revision} full" if command == "promote" and full else revision
+        self.retries += 1
+        self.cluster.annotate(f"{GROUP}/{command}", f"{words} # {self.retries}")
 
     @rule(drafter=drafters, life=st.sampled_from(LIVES))
     def fate(self, drafter: str, life: Life) -> None:
@@ -185,6 +220,8 @@ class Rollouts(RuleBasedStateMachine):
         self.cluster.lives = {drafter: Life(rate=HEALTHY) for drafter in DRAFTERS}
         self.cluster.verdicts, self.cluster.deaf = {}, set()
         self.cluster.requests_per_step = 40
+        self.rollout |= {"steps": [{"weight": 30}, {"weight": 60}], "analysis": ANALYSIS}
+        self.pause(paused=False)
         self.retry()
         self._comes_to_rest()
         self._the_spec_serves()
@@ -194,12 +231,12 @@ class Rollouts(RuleBasedStateMachine):
         still, last = 0, self.cluster.gist()
         for _ in range(CALM_PASSES):
             promises.kept(self.cluster.one_pass(CALM_SECONDS))
-            still = still + 1 if self.cluster.gist() == last else 0
-            last = self.cluster.gist()
+            before, last = last, self.cluster.gist()
+            still = still + 1 if last == before else 0
             if still == 4:
                 self._workers_do_as_told()
                 return
-        raise AssertionError(f"no rest after {CALM_PASSES} passes")
+        raise AssertionError(f"no rest after {CALM_PASSES} passes: {set(before) ^ set(last)}")
 
     def _workers_do_as_told(self) -> None:
         """Those of a quarantined revision run the target alone, all others draft if their drafter is alive."""

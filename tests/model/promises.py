@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from model.cluster import Pass
 from tandem_operator import names
 from tandem_operator.api import Status
-from tandem_operator.api.status import Outcome
+from tandem_operator.api.status import AnswerOutcome, Command, Outcome
 from tandem_operator.plan.observed import Deployment, Observed
 from tandem_operator.plan.revisions import spec_hash
 from tandem_worker.contract import SelfTestOutcome
@@ -84,19 +84,32 @@ def _blocked(seen: Observed, status: Status, revision: str) -> bool:
 
 
 def weight_grows_by_evidence_alone(done: Pass) -> None:
+    """Or because a person says so."""
     before, after = done.seen.resource.status, done.decided.status
-    canary, steps = after.canary_revision, done.seen.resource.spec.rollout.steps
+    canary, rollout = after.canary_revision, done.seen.resource.spec.rollout
     if not canary:
         assert after.weight == 0
         return
     if canary != before.canary_revision or before.progress is None:
         earlier = any(h.revision == canary and h.served for h in done.seen.history)
-        direct = not before.stable_revision or not steps or earlier
-        assert after.weight == (steps[0].weight if steps else 100) or (direct and after.weight == 100)
-    elif after.weight != before.weight:
-        recipe = done.seen.recipe(canary)
-        of_now = [m.outcome for m in after.measurements if m.revision == canary and m not in before.measurements]
-        assert of_now == [Outcome.HEALTHY] or (recipe and not recipe.speculates), f"weight grows on {of_now}"
+        asked_for = any(entry.instead == canary for entry in after.quarantined)
+        direct = not before.stable_revision or not rollout.steps or earlier or asked_for
+        first = rollout.steps[0].weight if rollout.steps else 100
+        assert after.weight == first or (direct and after.weight == 100)
+        return
+    recipe = done.seen.recipe(canary)
+    of_now = [m.outcome for m in after.measurements if m.revision == canary and m not in before.measurements]
+    may_pass = of_now == [Outcome.HEALTHY] or (recipe and not recipe.speculates) or rollout.analysis.dry_run
+    if after.progress and after.progress.passed and not before.progress.passed:
+        assert may_pass, f"a step is passed on {of_now}"
+    if after.weight != before.weight:
+        assert may_pass or before.progress.passed or _promoted_by_hand(done), f"weight grows on {of_now}"
+
+
+def _promoted_by_hand(done: Pass) -> bool:
+    known = done.seen.resource.status.answers
+    new = [answer for answer in done.decided.status.answers if answer not in known]
+    return any((a.command, a.outcome) == (Command.PROMOTE, AnswerOutcome.ACCEPTED) for a in new)
 
 
 def only_a_finished_canary_is_promoted(done: Pass) -> None:

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from tandem_operator import names
+from tandem_operator.api import Status
 from tandem_worker.contract import Finding, Fingerprints, SelfTestOutcome, Severity, ValidationReport, Verdict
-from unit.world import DEAD, FILES, HEALTHY, WEAK, Life, World, spec
+from unit.world import DEAD, FILES, HEALTHY, WEAK, Life, World, fits, spec
 
 
 def refuse(summary: str) -> ValidationReport:
@@ -535,3 +536,21 @@ def test_a_clock_that_was_set_back_does_not_stop_the_analysis() -> None:
     world.requests_per_step = 40
     world.run(10)
     assert world.serving() == {"b": 2}
+
+
+def test_a_lost_status_is_found_again_from_the_newest_validation_and_not_from_the_first() -> None:
+    world = served("a")
+    changed = Fingerprints(target="sha256:target", drafter="sha256:changed")
+    world.files, world.validate = changed, lambda _: fits(world.spec).model_copy(update={"fingerprints": changed})
+    world.pods.clear()  # its pods start anew, find other files, and the pair is validated again
+    world.workers.clear()
+    world.run(12)
+    assert len(world.jobs) == 2
+    assert world.serving() == {"a": 1}
+    world.status = Status()
+    world.step()
+    assert world.status.validation is not None
+    assert world.status.validation.attempt == 1
+    world.run(3)
+    assert world.serving() == {"a": 1}
+    assert len(world.jobs) == 2, "nothing had to be validated again"

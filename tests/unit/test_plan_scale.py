@@ -48,3 +48,15 @@ def test_shares_follow_the_weight_and_leave_room_for_both() -> None:
     assert shares(1, 10, 0) == (0, 1), "no spare GPU: the canary takes the only place"
     assert shares(2, 10, 1) == (2, 1)
     assert shares(0, 50, 1) == (0, 0)
+
+
+def test_what_does_not_get_ready_steps_aside_when_something_unwanted_is_all_that_serves() -> None:
+    """`x` is the last canary, withdrawn, and the only one that answers; none of the stable `a` starts any more."""
+    now = {"a": Present(3, 0), "x": Present(1, 1), "b": Present(0, 0)}
+    counts = next_counts({"b": 1, "a": 3}, now, replicas=3, max_surge=1, max_unavailable=0)
+    assert counts == {"b": 1, "a": 2, "x": 1}
+
+
+def test_a_starting_worker_does_not_step_aside_when_there_is_room() -> None:
+    now = {"a": Present(3, 2), "x": Present(1, 1), "b": Present(0, 0)}
+    assert next_counts({"b": 1, "a": 3}, now, 3, max_surge=2, max_unavailable=0) == {"b": 1, "a": 3, "x": 1}

@@ -46,8 +46,28 @@ def next_counts(
         spare_ready -= give_up
         counts[name] -= free + give_up
     room = replicas + max_surge - sum(counts.values())
+    room += _lent(names, wanted, now, counts, room)
     for name in names:
         more = min(max(0, wanted.get(name, 0) - counts[name]), max(0, room))
         counts[name] += more
         room -= more
     return counts
+
+
+def _lent(
+    names: list[str], wanted: Mapping[str, int], now: Mapping[str, Present], counts: dict[str, int], room: int
+) -> int:
+    """How many workers that are not ready are given up, in `counts`, for those who are first in line.
+
+    What is no longer wanted may have to stay, being all that is ready, in the room of the canary. Then what does not
+    get ready steps aside, or nothing would ever move again.
+    """
+    held = sum(max(0, counts[name] - wanted.get(name, 0)) for name in names)
+    lent = 0
+    for place in range(len(wanted) - 1, 0, -1):
+        needed = sum(max(0, wanted[first] - counts[first]) for first in names[:place]) - room - lent
+        unready = counts[names[place]] - min(now[names[place]].ready, counts[names[place]])
+        more = max(0, min(held - lent, needed, unready))
+        counts[names[place]] -= more
+        lent += more
+    return lent

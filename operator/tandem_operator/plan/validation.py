@@ -67,7 +67,8 @@ def check(context: Context) -> Checked:
         return Checked(True, Seen("Validated", "Unknown", "SpeculationDisabled", message), None)
     key = key_of(resource)
     known = last if last and last.key == key else None
-    attempt = known.attempt if known else 0
+    # Without a status the newest Job counts: it was made because of what the older ones found.
+    attempt = known.attempt if known else max((j.attempt for j in context.observed.jobs if j.key == key), default=0)
     wait = _seconds_to_next_attempt(context, known)
     if known and (wait is None or wait > 0):
         return _concluded(spec.validation.enforcement, known, wait)
