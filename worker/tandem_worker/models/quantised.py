@@ -29,12 +29,14 @@ def unpacked(packed: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def scaled(weight: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """8-bit values times the scale of their block, channel or tensor -> [O, I] float32."""
-    grid = scale.float()
+    """8-bit values times the scale of their block, channel or tensor -> [O, I], in the scale's dtype (float32 for a
+    scale of 8 bits), as compressed-tensors and transformers compute it.
+    """
+    grid = scale if scale.dtype.itemsize > 1 else scale.float()
     if grid.ndim == 1 and grid.numel() == len(weight):
         grid = grid[:, None]
     if grid.numel() > 1:
         for dim, (size, step) in enumerate(zip(weight.shape, block, strict=True)):
             if grid.shape[dim] not in (1, size):
                 grid = grid.repeat_interleave(step, dim).narrow(dim, 0, size)  # the last block may be cut off
-    return weight.float() * grid
+    return weight.to(grid.dtype) * grid
