@@ -1,4 +1,4 @@
-"""Quantised checkpoints become the weights that their own libraries make of them; only experts that are hit are read."""
+"""Quantised checkpoints become the weights that their own libraries make; experts that no token visits are not read."""
 
 from __future__ import annotations
 
