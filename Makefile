@@ -18,7 +18,7 @@ SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics findings bench-analysis constraints clean venv kube
+.PHONY: help bench-static bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart findings bench-analysis constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ crds: venv ## write crds/ anew from the API models
 
 metrics: venv ## write docs/metrics.md anew from the table of metrics
 	@$(RUN) tandem_worker.metric > docs/.new && mv docs/.new docs/metrics.md
+
+chart: venv crds ## write anew what is made from helm/tandem: its README and deploy/
+	@$(RUN) chart
 
 findings: venv ## write docs/findings.md anew from the catalogue of checks
 	@$(RUN) tandem_worker.checks.explanations > docs/.new && mv docs/.new docs/findings.md

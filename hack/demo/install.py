@@ -29,7 +29,7 @@ _ESTABLISHED = "{range .status.conditions[*]}{.type}={.status} {end}"
 
 def install(cluster: Cluster, allowed_host_paths: tuple[Path, ...] = ()) -> None:
     """Raises ClusterError with what kubectl said."""
-    cluster.kubectl("apply", "--filename", str(ROOT / "crds"))
+    cluster.kubectl("apply", "--kustomize", str(ROOT / "crds"))
     _wait_until_served(cluster)
     documents = [with_host_paths(document, allowed_host_paths) for document in operator_manifests()]
     cluster.kubectl("apply", "--filename=-", stdin=_stream(documents))
@@ -48,10 +48,11 @@ def _wait_until_served(cluster: Cluster) -> None:
 
 
 def operator_manifests() -> list[dict[str, Any]]:
-    """All documents of deploy/, namespaces first: what the rest lives in must be there before it."""
-    files = sorted((ROOT / "deploy").glob("*.yaml"))
-    documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
-    return sorted(documents, key=lambda document: document["kind"] != "Namespace")
+    """All documents of deploy/, in the order of its kustomization: the namespace comes before what lives in it."""
+    deploy = ROOT / "deploy"
+    listed = yaml.safe_load((deploy / "kustomization.yaml").read_text())["resources"]
+    files = [deploy / name for name in listed if name.endswith(".yaml")]  # the CRD's folder is applied before
+    return [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
 
 
 def with_host_paths(document: dict[str, Any], allowed: tuple[Path, ...]) -> dict[str, Any]:

@@ -9,13 +9,19 @@ from tools.gobuild import GoProgram
 from tools.once import ToolError
 
 HELM_VERSION = "v3.19.5"
+# Without the last four `helm template` and `helm lint` take the cluster for one of version 1.20.
+LINKER_FLAGS = f"-s -w -X helm.sh/helm/v3/internal/version.version={HELM_VERSION} " + " ".join(
+    f"-X helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={number}"
+    for package in ("chartutil", "lint/rules")
+    for part, number in {"Major": "1", "Minor": "34"}.items()
+)
 HELM = GoProgram(
     name="helm",
     cache_name="helm",
     title=f"helm {HELM_VERSION}",
     source=Path(__file__).parent / "helm_module",
     package="helm.sh/helm/v3/cmd/helm",
-    linker_flags=f"-s -w -X helm.sh/helm/v3/internal/version.version={HELM_VERSION}",
+    linker_flags=LINKER_FLAGS,
     usual_time="usually 3 minutes on 2 cores the first time, and only once",
 )
 

@@ -75,6 +75,7 @@ async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
     core, apps, batch = client.CoreV1Api(api), client.AppsV1Api(api), client.BatchV1Api(api)
     patch: dict[str, Callable[..., Awaitable[Any]]] = {
         "Service": core.patch_namespaced_service,
+        "ServiceAccount": core.patch_namespaced_service_account,
         "ConfigMap": core.patch_namespaced_config_map,
         "Deployment": apps.patch_namespaced_deployment,
         "ControllerRevision": apps.patch_namespaced_controller_revision,

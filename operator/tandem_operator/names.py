@@ -45,6 +45,11 @@ def validation_job(name: str, key: str, attempt: int) -> str:
     return f"{name}-validate-{key}" + (f"-{attempt}" if attempt else "")
 
 
+def worker_account(name: str) -> str:
+    """Service account of workers and validation Jobs. No role names it, and its token is not mounted."""
+    return f"{name}-worker"
+
+
 def operator_key(name: str) -> str:
     """ConfigMap that holds the public key of the operator."""
     return f"{name}-operator-key"

@@ -41,7 +41,7 @@ GROUP_OF = {
     "jobs": "apis/batch/v1",
     "events": "apis/events.k8s.io/v1",
 }
-CHILDREN = ("deployments", "controllerrevisions", "jobs", "services", "configmaps")
+CHILDREN = ("deployments", "controllerrevisions", "jobs", "services", "configmaps", "serviceaccounts")
 LIMIT_SECONDS = 60
 
 

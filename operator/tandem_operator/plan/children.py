@@ -64,6 +64,16 @@ def service(resource: SpeculativeDeployment) -> Manifest:
     }
 
 
+def worker_account(resource: SpeculativeDeployment) -> Manifest:
+    """Their own, so that nothing granted to the namespace's default account reaches workers and Jobs."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": _metadata(resource, names.worker_account(resource.metadata.name), {}),
+        "automountServiceAccountToken": False,
+    }
+
+
 def operator_key(resource: SpeculativeDeployment, settings: Settings) -> Manifest:
     """The public half only; the kubelet brings a new one to running pods without a restart."""
     name = resource.metadata.name
@@ -194,7 +204,7 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
             "template": {
                 "metadata": {"labels": {**spec.pod.labels, **names.common_labels(name), **labels}},
                 "spec": {
-                    **_pod(spec.pod, [container], sources),
+                    **_pod(name, spec.pod, [container], sources),
                     "restartPolicy": "Never",
                 },
             },
@@ -234,7 +244,7 @@ def _worker_pod(
     }
     own = [_field("POD_IP", "status.podIP"), _field("POD_UID", "metadata.uid")]
     container["env"] = [*own, *map(_dump, recipe.engine.env), *map(_dump, recipe.pod.env)]
-    pod = _pod(recipe.pod, [container], sources)
+    pod = _pod(resource.metadata.name, recipe.pod, [container], sources)
     if adapter.cooperates:
         _take_commands(pod, resource.metadata.name)
     else:
@@ -288,13 +298,14 @@ def _container(name: str, image: str, arguments: list[str], sources: dict[str, S
     }
 
 
-def _pod(pod: ApiModel, containers: list[Manifest], sources: dict[str, Source]) -> Manifest:
+def _pod(owner: str, pod: ApiModel, containers: list[Manifest], sources: dict[str, Source]) -> Manifest:
     chosen = _dump(pod)
-    for name in ("labels", "annotations", "env"):
-        chosen.pop(name, None)
+    for apart in ("labels", "annotations", "env"):
+        chosen.pop(apart, None)
     volumes = [_volume(name, source) for name, source in sources.items()]
     return {
         **chosen,
+        "serviceAccountName": names.worker_account(owner),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},

@@ -39,6 +39,7 @@ def plan(context: Context) -> Plan:
     for finding in checked.errors:
         notes.say("Warning", finding.reason, " ".join(filter(None, (finding.message, finding.action))))
     status = context.observed.resource.status.model_copy(update={"validation": checked.validation})
+    notes.apply.append(children.worker_account(context.observed.resource))  # first: the others' pods run as it
     if checked.job:
         notes.apply.append(checked.job)
     if checked.wake_after_seconds is not None:
