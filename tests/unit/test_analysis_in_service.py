@@ -22,13 +22,18 @@ def served(drafter: str = "a", **fields: object) -> World:
 
 def probed(position0: float) -> Callable[[object], ValidationReport]:
     probe = ProbeResult(
+        text="prompt",
         prompts=8,
         drafts=500,
-        accepted_per_position=(round(500 * position0),),
+        acceptance=(position0,),
         draft_length=5,
         accept_length=1 + position0,
         position0=position0,
+        position0_lower=position0 - 0.05,
+        position0_upper=position0 + 0.05,
+        overlap=position0,
         threshold=1.3,
+        wirings=200,
     )
     return lambda of: fits(of).model_copy(update={"probe": probe})  # type: ignore[arg-type]
 

@@ -45,8 +45,11 @@ def validate_command(
     trained_on: Annotated[str | None, typer.Option(help="Capture indexes of the training run, such as 2,4,5.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help='JSON lines with "prompt": calibration prompts in place of those that are built in.'),
+        typer.Option(help='JSON lines with "prompt" or "messages", in place of the calibration texts that ship.'),
     ] = None,
+    continuation: Annotated[
+        int, typer.Option(min=0, max=1024, help="Judge so many tokens that the target itself goes on with (probe).")
+    ] = 0,
     termination_message: Annotated[
         Path | None, typer.Option(help="File that takes the report, shortened to 4 KiB.")
     ] = None,
@@ -66,7 +69,18 @@ def validate_command(
     deployment = read_deployment(chosen, arguments, environment, context_length)
     indexes = _parse_indexes(trained_on)
     report = validate(
-        Request(target, drafter, mode, draft_length, min_accept_length, indexes, prompts, chosen, deployment)
+        Request(
+            target,
+            drafter,
+            mode,
+            draft_length,
+            min_accept_length,
+            trained_on=indexes,
+            prompts=prompts,
+            continuation=continuation,
+            engine=chosen,
+            deployment=deployment,
+        )
     )
     if not json:
         print_report(report, Console(stderr=True))

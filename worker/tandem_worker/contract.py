@@ -54,17 +54,32 @@ class Resolution(Frozen):
     dropped: tuple[str, ...]  # tensors of the drafter's files that no parameter takes, sorted
 
 
-class ProbeResult(Frozen):
-    """Acceptance measured by running the pair on calibration prompts."""
+class Cause(Frozen):
+    """One thing that keeps the drafter from predicting, and what it costs."""
 
+    code: str
+    sentence: str  # engine, what it does, what the drafter needs, both figures, the one change
+    position0: float  # as the engine has it, all else mended
+    mended: float | None = None  # position-0 acceptance when it is mended; None: nothing mends it
+
+
+class ProbeResult(Frozen):
+    """Acceptance measured by running the pair on calibration texts."""
+
+    text: str  # "prompt": at every token of the texts; "continuation": of the target's own greedy continuations
     prompts: int
-    drafts: int
-    accepted_per_position: tuple[int, ...]
+    drafts: int  # places of the texts that were drafted from
+    acceptance: tuple[float, ...]  # accepted per position, as shares of all drafts
     draft_length: int
-    accept_length: float  # 1 + accepted / drafts
+    accept_length: float  # 1 + the sum of `acceptance`
     position0: float
+    position0_lower: float  # of 95 %, with prompts as clusters
+    position0_upper: float
+    overlap: float  # mean of sum(min(p, q)): the acceptance of sampling at temperature 1
     threshold: float  # of accept length
-    diagnosis: str = ""  # a sentence that names the cause, when one was found
+    wirings: int  # that were tried besides the engine's
+    diagnosis: str = ""  # the first cause's sentence
+    causes: tuple[Cause, ...] = ()  # ranked
 
 
 class Fingerprints(Frozen):

@@ -33,9 +33,9 @@ def _facts(captured: CaptureIndexes | None, probe: ProbeResult | None) -> list[t
             facts.append(("trained on", str(list(captured.trained_on))))
     if probe:
         facts.append(("accept length", f"{probe.accept_length:.2f}, threshold {probe.threshold:.2f}"))
-        rates = " ".join(f"{count / max(probe.drafts, 1):.2f}" for count in probe.accepted_per_position)
+        rates = " ".join(f"{share:.2f}" for share in probe.acceptance)
         facts.append(("acceptance", f"{rates} at positions 0 to {probe.draft_length - 1}"))
-        facts.append(("measured on", f"{probe.drafts} drafts, {probe.prompts} prompts"))
-        if probe.diagnosis:
-            facts.append(("diagnosis", probe.diagnosis))
+        where = "their continuations by the target" if probe.text == "continuation" else "their own tokens"
+        facts.append(("measured on", f"{probe.drafts} drafts, {probe.prompts} texts, {where}"))
+        facts += [(f"cause {place}", cause.sentence) for place, cause in enumerate(probe.causes, 1)]
     return facts

@@ -10,19 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tandem_worker.checkpoint import CheckpointError, fingerprint, read_drafter, read_target
+from tandem_worker.checkpoint import CheckpointError, fingerprint
 from tandem_worker.checkpoint.declared import DeclaredDrafter
-from tandem_worker.checkpoint.errors import error
-from tandem_worker.checks import EngineResolution, Origin, Pair, Pairing, Use
+from tandem_worker.checks import EngineResolution, Origin, Pairing, Use
 from tandem_worker.checks.catalogue import verdict_of
 from tandem_worker.checks.deployment import Deployment
 from tandem_worker.checks.judge import Judgement, errors_of, first_of, judge, open_pairing, refused, unexpected
 from tandem_worker.contract import CaptureIndexes, Fingerprints, ProbeResult, Resolution, ValidationReport
 from tandem_worker.engines import Engine, load
 from tandem_worker.finding import Finding, Verdict
-
-PROBE_GOES_ON = frozenset({"TDM-CAPTURE-INDEX-MISMATCH"})
-"""Errors that do not keep the pair from running: the probe then adds its own figures to what was said on paper."""
+from tandem_worker.probe.merge import can_run, joined
 
 
 class Mode(StrEnum):
@@ -38,7 +35,8 @@ class Request:
     draft_length: int
     min_accept_length: float  # tokens per round, bonus token included
     trained_on: tuple[int, ...] | None = None  # capture indexes
-    prompts: Path | None = None  # JSON lines with "prompt", beside the prompts that come with the worker
+    prompts: Path | None = None  # JSON lines in place of the texts that come with the worker
+    continuation: int = 0  # tokens of the target's own greedy continuation that are judged; 0: the texts themselves
     engine: Engine = field(default_factory=lambda: load("builtin"))
     deployment: Deployment = field(default_factory=Deployment)
 
@@ -58,11 +56,8 @@ def _validate(request: Request) -> ValidationReport:
     judged = judge(pairing)
     findings, verdict, summary = judged.findings, judged.verdict, judged.summary
     probe: ProbeResult | None = None
-    runs = verdict is not Verdict.COULD_NOT_CHECK and all(f.code in PROBE_GOES_ON for f in errors_of(findings))
-    if request.mode is Mode.PROBE and runs:
-        probe, seen, probe_verdict = _probe(pairing, request)
-        findings += seen
-        verdict = verdict if probe_verdict is Verdict.FITS or not _fits(verdict) else probe_verdict
+    if request.mode is Mode.PROBE and can_run(pairing, judged):
+        probe, findings, verdict = _probe(pairing, request, judged)
         summary = _probed(pairing, findings, probe) or summary
     judged = Judgement(verdict, summary, findings, judged.pairing)
     return _report(request, judged, probe)
@@ -119,26 +114,19 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _probe(pairing: Pairing, request: Request) -> tuple[ProbeResult | None, tuple[Finding, ...], Verdict]:
-    if request.engine.name != "builtin":
-        finding = error(
-            "TDM-PROBE-ENGINE",
-            f"The probe runs the builtin engine; {request.engine.title} can be checked statically.",
-            where="engine",
-            found=request.engine.name,
-            expected="builtin",
-            action="Use the mode Static.",
-        )
-        return None, (finding,), Verdict.COULD_NOT_CHECK
-    from tandem_worker.probe import probe  # brings torch
+def _probe(
+    pairing: Pairing, request: Request, judged: Judgement
+) -> tuple[ProbeResult | None, tuple[Finding, ...], Verdict]:
+    from tandem_worker.probe.result import result_of  # brings torch
+    from tandem_worker.probe.run import Options, probe
 
-    target = read_target(pairing.target.checkpoint)
-    drafter = read_drafter(pairing.drafter.checkpoint, target)
-    pair = Pair(target, drafter, pairing.target.checkpoint, pairing.drafter.checkpoint, request.trained_on)
+    options = Options(request.draft_length, request.min_accept_length, request.prompts, request.continuation)
     try:
-        result, findings = probe(pair, request.draft_length, request.min_accept_length, request.prompts)
+        result = result_of(probe(pairing, options))
     except CheckpointError as failure:
-        return None, failure.findings, failure.verdict
+        verdict = judged.verdict if errors_of(judged.findings) else failure.verdict
+        return None, judged.findings + failure.findings, verdict
+    findings = joined(pairing, judged.findings, result)
     return result, findings, verdict_of(findings, unknown=False)
 
 
@@ -146,12 +134,10 @@ def _probed(pairing: Pairing, findings: tuple[Finding, ...], probe: ProbeResult 
     errors = errors_of(findings)
     if errors or probe is None:
         return first_of(errors) if errors else ""
+    if probe.diagnosis:
+        return f"Accept length {probe.accept_length:.2f} is enough, and could be more. {probe.diagnosis}"
     return (
         f"The drafter predicts the target: accept length {probe.accept_length:.2f} at draft length "
         f"{probe.draft_length}, position-0 acceptance {probe.position0:.2f} over {probe.drafts} drafts; "
-        f"the builtin engine captures {list(pairing.resolution.captured or ())}."
+        f"{pairing.engine.title} captures {list(pairing.resolution.captured or ())}."
     )
-
-
-def _fits(verdict: Verdict) -> bool:
-    return verdict in (Verdict.FITS, Verdict.FITS_WITH_WARNINGS)

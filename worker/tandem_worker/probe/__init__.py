@@ -1,5 +1,1 @@
-"""Runs a pair on calibration prompts and, where it fails, says why. Needs torch."""
-
-from tandem_worker.probe.run import probe
-
-__all__ = ["probe"]
+"""Runs a pair on calibration texts under every wiring it may be meant for, and says which one is wrong."""

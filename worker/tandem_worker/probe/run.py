@@ -1,148 +1,146 @@
-"""The probe: both models run for real on calibration prompts.
+"""The probe: one pass of the target over calibration texts, then the drafter under every wiring it may be meant for.
 
-The target writes a greedy continuation of each prompt; draft rounds are replayed on it with the declared wiring. When
-the accept length is below the threshold, other wirings are replayed on the same states, and the one that works names
-the cause. Arithmetic is float32 on the CPU, in the target's dtype on a GPU.
+Arithmetic is float32 on the CPU, in the target's dtype on a GPU. The target streams through memory layer by layer
+(`stream`), so its size does not matter; its own continuations, where they are asked for, need it in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from tandem_worker.checkpoint import CheckpointError
-from tandem_worker.checkpoint.errors import error, warning
-from tandem_worker.checks import Pair, drafter_parameters
-from tandem_worker.contract import Finding, ProbeResult
-from tandem_worker.models.eagle3 import Eagle3
-from tandem_worker.models.llama import Llama
-from tandem_worker.models.load import load_drafter, load_target
-from tandem_worker.probe.diagnosis import better_wiring, nothing_helps
+from tandem_worker.checkpoint import CheckpointError, Target, TensorInfo, read_target
+from tandem_worker.checkpoint.errors import error
+from tandem_worker.checks.pairing import Pairing
+from tandem_worker.finding import Finding, Verdict
+from tandem_worker.models.load import load_target
+from tandem_worker.probe.build import Parts, load_parts
+from tandem_worker.probe.captured import Captured, captured
+from tandem_worker.probe.chain import chains
+from tandem_worker.probe.described import describe_drafter
+from tandem_worker.probe.diagnosis import Cause, diagnose, explanation
 from tandem_worker.probe.generate import continue_greedily
+from tandem_worker.probe.hypotheses import Choices
 from tandem_worker.probe.prompts import read_prompts, tokenize
-from tandem_worker.probe.replay import Tally, calibrate, replay
-from tandem_worker.probe.wirings import declared, hypotheses
+from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
+from tandem_worker.probe.score import knowing_nothing, score
+from tandem_worker.probe.search import Table, search
+from tandem_worker.probe.stream import Progress, stream
+from tandem_worker.probe.wiring import Wiring
 
-NEW_TOKENS = 64
-LONGEST_PROMPT_TOKENS = 256
-LEAST_DRAFTS = 30
-SMALL_PARAMETERS = 50_000_000
-DOUBTFUL_POSITION0 = 0.6
-"""Healthy drafters do better on text of their target; below it other wirings are tried even above the threshold."""
-
-
-@torch.inference_mode()
-def probe(
-    pair: Pair, draft_length: int, min_accept_length: float, prompts_file: Path | None
-) -> tuple[ProbeResult | None, tuple[Finding, ...]]:
-    """What was measured, and an error when it is below the threshold or not a number.
-
-    Raises CheckpointError for what can not be run: a tokenizer, prompts, too little text to draft on.
-    """
-    longest = max(1, min(LONGEST_PROMPT_TOKENS, pair.target.max_position_embeddings - NEW_TOKENS))
-    prompts = tokenize(read_prompts(prompts_file), pair.target_checkpoint, pair.target.vocab_size, longest)
-    llama, drafter = _load(pair)
-    texts = continue_greedily(llama, prompts, NEW_TOKENS)
-    calibration = calibrate(llama, texts, [len(prompt) for prompt in prompts])
-    if not calibration.finite:
-        return None, (_not_finite("target", llama, pair),)
-    with _watched(drafter) as seen:
-        tally = replay(calibration, drafter, declared(pair), draft_length)
-    if not all(seen):
-        return None, (_not_finite("drafter", drafter, pair),)
-    if tally.drafts < LEAST_DRAFTS:
-        raise CheckpointError(_too_little(pair, tally))
-    below = tally.accept_length < min_accept_length
-    diagnosis = ""
-    if below or tally.position0 < DOUBTFUL_POSITION0:
-        tried = [(wiring, replay(calibration, drafter, wiring, draft_length)) for wiring in hypotheses(pair, drafter)]
-        diagnosis = better_wiring(tally, tried, min_accept_length) or (nothing_helps(tally, tried) if below else "")
-    result = ProbeResult(
-        prompts=len(prompts),
-        drafts=tally.drafts,
-        accepted_per_position=tally.accepted,
-        draft_length=draft_length,
-        accept_length=tally.accept_length,
-        position0=tally.position0,
-        threshold=min_accept_length,
-        diagnosis=diagnosis,
-    )
-    return result, tuple(_judge(pair, result))
+LONGEST_PROMPT_TOKENS = 96  # of texts that the target goes on with
+FIRST_LOOK_POSITIONS = 1536
+LEAST_POSITIONS = 30
+SMALL_TARGET_BYTES = 100_000_000
 
 
-def _load(pair: Pair) -> tuple[Llama, Eagle3]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float32 if device.type == "cpu" else getattr(torch, pair.target.dtype)
-    llama = load_target(pair.target_checkpoint, pair.target, dtype, device)
-    if sum(parameter.numel() for parameter in llama.parameters()) < SMALL_PARAMETERS:
+@dataclass(frozen=True)
+class Options:
+    draft_length: int
+    min_accept_length: float
+    prompts: Path | None = None
+    new_tokens: int = 0  # of the target's own greedy continuation, which is judged then; 0: the texts themselves are
+    device: torch.device | None = None  # None: a GPU where there is one
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+@dataclass(frozen=True)
+class Probed:
+    table: Table  # the rows that matter with chains
+    causes: tuple[Cause, ...]
+    nothing: float  # overlap of a drafter that only knows how frequent tokens are
+    texts: int
+    positions: int  # judged
+    options: Options
+
+
+def probe(pairing: Pairing, options: Options) -> Probed:
+    """Raises CheckpointError: CouldNotCheck for what can not be run, DoesNotFit for weights that are no numbers."""
+    target = read_target(pairing.target.checkpoint)
+    device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if sum(shard.size_bytes for shard in pairing.target.checkpoint.shards) < SMALL_TARGET_BYTES:
         # Threads that wait for each other's few microseconds of work cost ten times the work on a busy machine.
         torch.set_num_threads(1)
-    return llama, load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device).drafter
+    wiring = engine_wiring(pairing)
+    offered = choices_of(pairing, wiring)
+    drafter, tensors = describe_drafter(pairing, target, offered.states), tensors_of(pairing)
+    rows, starts = _texts(pairing, target, options, device)
+    streamed = stream(
+        pairing.target.checkpoint.path,
+        [torch.tensor(row) for row in rows],
+        range(target.layers + 1),
+        device,
+        options.on_progress,
+    )
+    seen = captured(streamed, starts)
+    if seen.positions < LEAST_POSITIONS:
+        raise CheckpointError(_too_little(pairing, seen.positions))
+    return measure(pairing, options, seen, load_parts(drafter, tensors, streamed), wiring, offered)
 
 
-@contextmanager
-def _watched(drafter: Eagle3) -> Iterator[list[bool]]:
-    """Collects whether each draft step's logits are finite: argmax alone would hide a NaN."""
-    seen: list[bool] = []
+def measure(
+    pairing: Pairing, options: Options, seen: Captured, parts: Parts, wiring: Wiring, offered: Choices
+) -> Probed:
+    """`wiring` is what the engine will make of the pair, or made of it by its own account."""
+    short = seen.shortened(FIRST_LOOK_POSITIONS)
+    table = search(wiring, offered, lambda some: score(short, parts, some), lambda some: score(seen, parts, some))
+    if not table.engine.score.finite:
+        raise CheckpointError(_not_finite(pairing, tensors_of(pairing), parts), verdict=Verdict.DOES_NOT_FIT)
+    nothing = knowing_nothing(short)
+    best = explanation(table, nothing) or table.engine
+    fed_back = replace(best.wiring, norm_output=not best.wiring.norm_output)
+    drafts = chains(seen, parts, [table.engine.wiring, best.wiring, fed_back], options.draft_length)
+    table = table.with_chains(drafts).feeding_back(fed_back, drafts[fed_back])
+    causes = diagnose(table, pairing, options.min_accept_length, nothing)
+    return Probed(table, causes, nothing, len(seen.texts), seen.positions, options)
 
-    def look(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-        seen.append(bool(torch.isfinite(logits).all()))
 
-    handle = drafter.lm_head.register_forward_hook(look)
-    try:
-        yield seen
-    finally:
-        handle.remove()
+def _texts(
+    pairing: Pairing, target: Target, options: Options, device: torch.device
+) -> tuple[list[list[int]], list[int]]:
+    """Rows of token ids, and the first position of each that is judged."""
+    longest = target.max_position_embeddings
+    if options.new_tokens:
+        longest = max(1, min(LONGEST_PROMPT_TOKENS, longest - options.new_tokens))
+    rows = tokenize(read_prompts(options.prompts), pairing.target.checkpoint, target.vocab_size, longest)
+    if not options.new_tokens:
+        return rows, [0] * len(rows)
+    dtype = torch.float32 if device.type == "cpu" else getattr(torch, target.dtype)
+    whole = load_target(pairing.target.checkpoint, target, dtype, device)
+    with torch.inference_mode():
+        return continue_greedily(whole, rows, options.new_tokens), [len(row) - 1 for row in rows]
 
 
-def _not_finite(of: str, model: nn.Module, pair: Pair) -> Finding:
-    checkpoint = pair.target_checkpoint if of == "target" else pair.drafter_checkpoint
-    own = checkpoint.tensors if of == "target" else drafter_parameters(checkpoint, pair.drafter)
-    for name, weight in model.named_parameters():
-        bad = int((~torch.isfinite(weight)).sum())
-        if bad and name in own:
+def _not_finite(pairing: Pairing, tensors: Mapping[str, TensorInfo], parts: Parts) -> Finding:
+    for name, value in parts.tensors.items():
+        bad = int((~torch.isfinite(value)).sum()) if value.is_floating_point() else 0
+        if bad:
             return error(
                 "TDM-NAN-LOGITS",
-                f"The {of}'s logits are not finite: {own[name].name} holds {bad} values that are NaN or infinite.",
-                file=own[name].file,
-                where=own[name].name,
-                found=f"{bad} of {weight.numel()} values",
+                f"The drafter's logits are not finite: {tensors[name].name} holds {bad} values that are NaN or "
+                "infinite.",
+                file=tensors[name].file,
+                where=tensors[name].name,
+                found=f"{bad} of {value.numel()} values",
                 action="Restore the file, or use an earlier checkpoint.",
             )
     return error(
         "TDM-NAN-LOGITS",
-        f"The {of}'s logits are not finite although all of its weights are: it overflows.",
-        file=checkpoint.path,
+        "The drafter's logits are not finite although all of its weights are: it overflows.",
+        file=pairing.drafter.checkpoint.path,
         action="Check the scale of the weights and the dtype they were trained in.",
     )
 
 
-def _too_little(pair: Pair, tally: Tally) -> Finding:
+def _too_little(pairing: Pairing, positions: int) -> Finding:
     return error(
         "TDM-TOO-LITTLE-TEXT",
-        f"The target's continuations gave {tally.drafts} drafts; at least {LEAST_DRAFTS} are needed to judge.",
-        file=pair.target_checkpoint.path,
-        found=tally.drafts,
-        expected=f"at least {LEAST_DRAFTS}",
-        action="Give --prompts that this target answers at some length.",
-    )
-
-
-def _judge(pair: Pair, result: ProbeResult) -> Iterator[Finding]:
-    if result.accept_length >= result.threshold:
-        if result.diagnosis:
-            yield warning("TDM-OTHER-WIRING-BETTER", result.diagnosis, file=pair.drafter_checkpoint.config.file)
-        return
-    yield error(
-        "TDM-ACCEPT-LENGTH-BELOW-THRESHOLD",
-        f"Accept length {result.accept_length:.2f} over {result.drafts} drafts is below {result.threshold:.2f}. "
-        + result.diagnosis,
-        file=pair.drafter_checkpoint.path,
-        found=f"{result.accept_length:.2f}",
-        expected=f"at least {result.threshold:.2f}",
-        action="Correct what the diagnosis names, or use a drafter that was trained for this target.",
+        f"The calibration texts hold {positions} places to draft at; at least {LEAST_POSITIONS} are needed to judge.",
+        file=pairing.target.checkpoint.path,
+        found=positions,
+        expected=f"at least {LEAST_POSITIONS}",
+        action="Give --prompts with more text.",
     )

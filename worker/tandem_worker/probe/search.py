@@ -1,0 +1,114 @@
+"""From the engine's wiring to the one that predicts best, by mending one thing at a time.
+
+All neighbours of the engine's wiring are measured on a part of the text. From the best few the search goes on in the
+same way, since a second mistake may hide behind the first, until nothing better is found. What is left over is then
+measured on all of the text: the engine's wiring, the best, and the best with each mended thing taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tandem_worker.probe.chain import Chain
+from tandem_worker.probe.evidence import Share, gain, share, surely
+from tandem_worker.probe.hypotheses import Choices, neighbours, slot_map
+from tandem_worker.probe.score import Score
+from tandem_worker.probe.wiring import Wiring, differences, taken_back
+
+Measure = Callable[[Sequence[Wiring]], Mapping[Wiring, Score]]
+
+ROUNDS = 3
+FOLLOWED = 3  # wirings from which a round goes on
+FINALISTS = 8
+HINT = 0.05  # the chance of error at which a first look is worth following
+
+
+@dataclass(frozen=True)
+class Row:
+    """One wiring, as measured."""
+
+    wiring: Wiring
+    score: Score
+    chain: Chain | None = None  # of the few best
+
+    @property
+    def overlap(self) -> Share:
+        return share(self.score.overlap, self.score.counts)
+
+    @property
+    def position0(self) -> Share:
+        return share(self.score.matches, self.score.counts)
+
+    def better_than(self, other: Row) -> Share:
+        """By how much, in overlap on the same texts."""
+        return gain(self.score.overlap, other.score.overlap, self.score.counts)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All that was measured: on the whole text (`rows`) and at first look (`looked`)."""
+
+    engine: Row
+    rows: tuple[Row, ...]  # without the engine's; in the order of their overlap
+    looked: Mapping[Wiring, Score]
+    slots: Mapping[tuple[int, int], Wiring]  # (slot, layer) -> wiring among `looked`, around the engine's
+    twin: Row | None = None
+
+    def with_chains(self, chains: Mapping[Wiring, Chain]) -> Table:
+        engine, *rows = (replace(row, chain=chains.get(row.wiring)) for row in (self.engine, *self.rows))
+        return replace(self, engine=engine, rows=tuple(rows))
+
+    def feeding_back(self, wiring: Wiring, chain: Chain) -> Table:
+        """With the best wiring's twin that feeds the other state back: it shows from position 1 on."""
+        twin = self.row(replace(wiring, norm_output=not wiring.norm_output))
+        return replace(self, twin=Row(wiring, twin.score, chain)) if twin else self
+
+    def row(self, wiring: Wiring) -> Row | None:
+        return next((row for row in (self.engine, *self.rows) if row.wiring == wiring), None)
+
+
+def search(engine: Wiring, choices: Choices, look: Measure, measure: Measure) -> Table:
+    """`look` measures on a part of the text, `measure` on all of it."""
+    looked: dict[Wiring, Score] = {}
+    slots = {(slot, layer): wiring for slot, layer, wiring in slot_map(engine, choices)} if engine.fused else {}
+    _add(looked, look, [engine, *slots.values(), *neighbours(engine, choices)])
+    origins, seen = [engine], {engine}
+    for _ in range(ROUNDS - 1):
+        origins = [wiring for wiring in _best(looked) if wiring not in seen][:FOLLOWED]
+        origins = [wiring for wiring in origins if _promising(looked, wiring, engine)]
+        if not origins:
+            break
+        seen.update(origins)
+        for place, origin in enumerate(origins):
+            _add(looked, look, neighbours(origin, choices, every_slot=place == 0))
+    finalists = [wiring for wiring in _best(looked) if wiring != engine][:FINALISTS]
+    finalists += _steps_back(finalists, engine)
+    found = measure([engine, *dict.fromkeys(finalists)])
+    rows = sorted((Row(w, s) for w, s in found.items() if w != engine), key=lambda row: -row.overlap.value)
+    return Table(Row(engine, found[engine]), tuple(rows), looked, slots)
+
+
+def _add(looked: dict[Wiring, Score], look: Measure, wirings: Iterable[Wiring]) -> None:
+    new = [wiring for wiring in dict.fromkeys(wirings) if wiring not in looked]
+    if new:
+        looked.update(look(new))
+
+
+def _best(looked: Mapping[Wiring, Score]) -> list[Wiring]:
+    return sorted(looked, key=lambda wiring: -share(looked[wiring].overlap, looked[wiring].counts).value)
+
+
+def _promising(looked: Mapping[Wiring, Score], wiring: Wiring, engine: Wiring) -> bool:
+    better, worse = looked[wiring], looked[engine]
+    return surely(gain(better.overlap, worse.overlap, worse.counts), HINT)
+
+
+def _steps_back(finalists: Sequence[Wiring], engine: Wiring) -> list[Wiring]:
+    """Of the first few, each mended thing taken back: they tell which mending mattered."""
+    return [
+        other
+        for wiring in finalists[:FOLLOWED]
+        for aspect in differences(engine, wiring)
+        if (other := taken_back(wiring, engine, aspect)) != engine
+    ]

@@ -1,0 +1,144 @@
+"""Chat templates of strangers, rendered where they can do no harm.
+
+A template is a program that came with the weights. It runs in jinja2's immutable sandbox, which keeps it from the
+interpreter's insides, and in a process of its own with a limit of time and memory, which ends one that loops or grows.
+The functions and filters are those that transformers gives to templates.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, strict_json
+from tandem_worker.checkpoint.errors import error, printable
+from tandem_worker.checkpoint.files import read_bytes
+
+TIME_LIMIT_SECONDS = 10
+MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
+LARGEST_TEMPLATE_BYTES = 1024 * 1024
+LARGEST_OUTPUT_BYTES = 16 * 1024 * 1024
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Message(NamedTuple):
+    role: str
+    content: str
+
+
+class Template(NamedTuple):
+    source: str
+    file: Path
+    tokens: dict[str, str]  # special tokens by their names
+
+
+def read_template(target: Checkpoint) -> Template | None:
+    """From chat_template.jinja or tokenizer_config.json; None: the target has none. Raises CheckpointError."""
+    config_file, file = target.path / "tokenizer_config.json", target.path / "chat_template.jinja"
+    config: dict[str, Any] = {}
+    if config_file.exists():
+        try:
+            value = strict_json.parse(read_bytes(config_file, LARGEST_OUTPUT_BYTES))
+        except strict_json.JsonError as failure:
+            raise _failed(config_file, f"it is not JSON ({failure})") from None
+        config = dict(value) if isinstance(value, dict) else {}
+    tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
+    if file.exists():
+        return Template(read_bytes(file, LARGEST_TEMPLATE_BYTES).decode("utf-8", "replace"), file, tokens)
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    return Template(source, config_file, tokens) if isinstance(source, str) and source else None
+
+
+def render(template: Template, talks: Sequence[Sequence[Message]]) -> list[str]:
+    """Each conversation as text. Raises CheckpointError (CouldNotCheck) for a template that fails or is stopped."""
+    asked = {
+        "source": template.source,
+        "tokens": template.tokens,
+        "talks": [[message._asdict() for message in talk] for talk in talks],
+        "seconds": TIME_LIMIT_SECONDS,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=json.dumps(asked).encode(),
+            capture_output=True,
+            timeout=TIME_LIMIT_SECONDS + 5,  # the process has a limit of its own; this one is for a stopped one
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _failed(template.file, f"it did not end within {TIME_LIMIT_SECONDS} seconds") from None
+    if done.returncode < 0:
+        limit = f"{TIME_LIMIT_SECONDS} seconds or {MEMORY_LIMIT_BYTES >> 20} MiB"
+        raise _failed(template.file, f"it was stopped at the limit of {limit}")
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _failed(template.file, printable(reason[-1] if reason else "it failed", 200))
+    if len(done.stdout) > LARGEST_OUTPUT_BYTES:
+        raise _failed(template.file, f"it wrote more than {LARGEST_OUTPUT_BYTES >> 20} MiB")
+    texts: list[str] = json.loads(done.stdout)
+    return texts
+
+
+def _failed(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        error(
+            "TDM-CHAT-TEMPLATE",
+            f"The target's chat template could not be rendered: {reason}.",
+            file=file,
+            where="chat_template",
+            action='Correct the template, or give prompts as text: {"prompt": "..."}.',
+        )
+    )
+
+
+def _text(token: object) -> str:
+    """A special token as tokenizer_config.json writes it: text, or an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
+
+
+# --- in the process of its own ---------------------------------------------------------------------------------------
+
+
+def _render_here(asked: dict[str, Any]) -> list[str]:
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    def to_json(value: object, indent: int | None = None, **_: object) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    template = environment.from_string(asked["source"])
+    return [template.render(messages=talk, add_generation_prompt=False, **asked["tokens"]) for talk in asked["talks"]]
+
+
+def _main() -> None:
+    asked = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"], asked["seconds"]))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    try:
+        texts = _render_here(asked)
+    except MemoryError:
+        sys.exit(f"it needs more than {MEMORY_LIMIT_BYTES >> 20} MiB")
+    except Exception as failure:
+        sys.exit(f"{type(failure).__name__}: {failure}")
+    json.dump(texts, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
