@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Drafter, TensorInfo
 from tandem_worker.models.eagle3 import Eagle3
-from tandem_worker.probe.stream import Streamed, mapped
+from tandem_worker.probe.streamed import Streamed, mapped
 from tandem_worker.probe.wiring import DraftIds, Pairs, Source, Wiring
 
 FRESH_DEVIATION = 0.02  # of the weights of a fresh model, as transformers initialises them

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tandem_worker.checkpoint import Checkpoint
 from tandem_worker.models.source import Source
-from tandem_worker.probe.stream import Streamed, mapped
+from tandem_worker.probe.streamed import Streamed, mapped
 from tandem_worker.probe.wiring import View
 
 MOST_LOGITS = 1 << 26  # elements of a batch's logits, 256 MiB of float32
@@ -127,7 +127,7 @@ def captured(streamed: Streamed, starts: Sequence[int]) -> Captured:
         starts=tuple(starts),
         states=streamed.states,
         final=streamed.final,
-        norms=norm_weights(streamed.checkpoint, layers),
+        norms=norm_weights(streamed.checkpoint, layers, streamed.target.hidden_size),
         eps=streamed.target.rms_norm_eps,
         logits=streamed.logits,
         vocabulary=streamed.target.vocab_size,
@@ -136,7 +136,7 @@ def captured(streamed: Streamed, starts: Sequence[int]) -> Captured:
     )
 
 
-def norm_weights(target: Checkpoint, layers: int) -> dict[int, Tensor]:
+def norm_weights(target: Checkpoint, layers: int, hidden: int) -> dict[int, Tensor]:
     names = [f"model.layers.{i}.input_layernorm.weight" for i in range(layers)] + ["model.norm.weight"]
-    stored = Source(target).stored(names)
+    stored = Source(target).stored([(name, (hidden,)) for name in names])
     return {i: mapped(one.parts[0]) for i, one in enumerate(stored)}
