@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tandem_worker.checkpoint import CheckpointError
 from tandem_worker.finding import Verdict
@@ -56,3 +60,118 @@ def test_weights_that_are_not_a_number_are_named(tmp_path: Path, tensor: str) ->
     assert caught.value.finding.where == tensor
     assert caught.value.verdict is Verdict.DOES_NOT_FIT
     assert "1 values" in caught.value.finding.message
+
+
+# --- going on where a probe was killed -------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_at(layer: int) -> Callable[[Progress], None]:
+    def stop(progress: Progress) -> None:
+        if progress.layer == layer:
+            raise Killed
+
+    return stop
+
+
+def some_rows() -> list[torch.Tensor]:
+    return [torch.tensor(prompt) for prompt in prompts()[:2]]
+
+
+@pytest.mark.parametrize("layer", [1, 3, 8])
+def test_a_killed_run_goes_on_at_its_layer(tmp_path: Path, layer: int) -> None:
+    whole = stream(TARGET, some_rows(), {0, 2, 5})
+    with pytest.raises(Killed):
+        stream(TARGET, some_rows(), {0, 2, 5}, on_progress=killed_at(layer), resume=tmp_path)
+    told: list[Progress] = []
+    resumed = stream(TARGET, some_rows(), {0, 2, 5}, on_progress=told.append, resume=tmp_path)
+    assert [progress.layer for progress in told] == list(range(layer, 9))  # its result was not kept yet
+    assert torch.equal(resumed.final, whole.final)
+    assert resumed.states.keys() == {0, 2, 5}
+    assert all(torch.equal(resumed.states[i], whole.states[i]) for i in whole.states)
+
+
+def test_a_run_that_had_ended_is_not_run_again(tmp_path: Path) -> None:
+    first = stream(TARGET, some_rows(), {4}, resume=tmp_path)
+    again = stream(TARGET, some_rows(), {4}, on_progress=killed_at(1), resume=tmp_path)
+    assert torch.equal(again.final, first.final)
+    assert torch.equal(again.states[4], first.states[4])
+    assert len(list(tmp_path.iterdir())) == 2  # the stream that was wanted, and the last
+
+
+@pytest.mark.parametrize("other", ["tokens", "wanted", "target"])
+def test_what_another_run_has_left_is_not_taken(tmp_path: Path, other: str) -> None:
+    rows, wanted, target, folder = some_rows(), {4}, TARGET, tmp_path / "state"
+    with pytest.raises(Killed):
+        stream(target, rows, wanted, on_progress=killed_at(6), resume=folder)
+    if other == "tokens":
+        rows = [rows[1], rows[0]]
+    elif other == "wanted":
+        wanted = {3}
+    else:
+        target = copy_of("target", tmp_path)
+        overwrite(target, "model.layers.0.mlp.up_proj.weight", b"\x80\x3f")
+    assert torch.equal(stream(target, rows, wanted, resume=folder).final, stream(target, rows, wanted).final)
+
+
+def test_state_that_is_torn_or_lost_is_computed_anew(tmp_path: Path) -> None:
+    whole = stream(TARGET, some_rows(), {2, 4})
+    for damage in ("torn", "lost"):
+        with pytest.raises(Killed):
+            stream(TARGET, some_rows(), {2, 4}, on_progress=killed_at(7), resume=tmp_path)
+        file = sorted(tmp_path.iterdir())[0]
+        file.write_bytes(file.read_bytes()[:500]) if damage == "torn" else file.unlink()
+        resumed = stream(TARGET, some_rows(), {2, 4}, resume=tmp_path)
+        assert torch.equal(resumed.final, whole.final)
+        assert torch.equal(resumed.states[2], whole.states[2])
+        for left in tmp_path.iterdir():
+            left.unlink()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+LAYER_BYTES = 16 * 2**20
+
+
+def deep_target(folder: Path) -> Path:
+    """Twelve layers of 16 MB as float32, and next to nothing else."""
+    wide = LAYER_BYTES // 4 // 3 // 64
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": wide,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+        "rms_norm_eps": 1e-5,
+    }
+    shapes = {f"mlp.{name}_proj": (wide, 64) for name in ("gate", "up")} | {"mlp.down_proj": (64, wide)}
+    shapes |= {f"self_attn.{name}_proj": (64, 64) for name in "qkvo"}
+    layer = {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()}
+    layer |= {name: torch.ones(64) for name in ("input_layernorm", "post_attention_layernorm")}
+    tensors = {f"model.layers.{i}.{name}.weight": tensor.clone() for i in range(12) for name, tensor in layer.items()}
+    tensors |= {"model.embed_tokens.weight": torch.randn(32, 64), "model.norm.weight": torch.ones(64)}
+    folder.mkdir()
+    save_file({**tensors, "lm_head.weight": torch.randn(32, 64)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def memory_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def test_memory_is_that_of_a_layer_and_of_one_read_ahead(tmp_path: Path) -> None:
+    """Peak of the process, not a count of what the code knows of: all twelve layers would be 192 MB."""
+    target, rows = deep_target(tmp_path / "target"), [torch.tensor([1, 2, 3])]
+    stream(target, rows, ())  # whatever torch and the threads need once
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory_bytes("VmRSS")
+    stream(target, rows, ())
+    assert memory_bytes("VmHWM") - before < 3 * LAYER_BYTES

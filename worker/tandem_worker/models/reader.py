@@ -21,7 +21,7 @@ from tandem_worker.checkpoint import CheckpointError, TensorInfo
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.checkpoint.files import readable
 
-THREADS = 4
+THREADS = 8
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,

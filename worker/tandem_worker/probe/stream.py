@@ -127,8 +127,9 @@ class _Run:
         self, tokens: Tensor, wanted: Collection[int], state: StreamState | None
     ) -> tuple[dict[int, Tensor], Tensor]:
         states = state.load() if state else {}
-        first = max(states, default=0)
-        x = states[first].to(self.device) if states else self._embedded(tokens)  # [T, H]
+        kept = max(states, default=-1)  # the newest stream that an earlier run has left
+        first = max(kept, 0)
+        x = states[kept].to(self.device) if states else self._embedded(tokens)  # [T, H]
         states = {i: stream for i, stream in states.items() if i in wanted}
         began = time.monotonic()
         with Reader(min(WINDOW_BYTES, max(self.layer_bytes)), self.device.type == "cuda") as reader:
@@ -137,7 +138,7 @@ class _Run:
             for i in range(first, self.target.layers + 1):
                 if i in wanted and i not in states:
                     states[i] = x.cpu()
-                if state and i > first:
+                if state and i > kept:
                     state.save(i, x.cpu())
                 if i < self.target.layers:
                     x = self._layer(i, x[None], reader)[0]
