@@ -14,7 +14,8 @@ endif
 
 # The environment holds the dependencies only: a checkout runs its own code, whoever else uses the environment.
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/worker:$(CURDIR)/hack
-SETUP = PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
+# Named here, because $(shell) is not told of what is exported.
+SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help

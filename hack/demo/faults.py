@@ -30,7 +30,7 @@ async def act_killed(stage: Stage) -> Ending:
     await _good_pair_serves(stage)
     pod = world.alive(GOOD)[0]
     process, _ = await _process(stage, pod)
-    async with background(await stage.load(GOOD, concurrency=8)) as clients:
+    async with background(await stage.load(GOOD, concurrency=8), pause_seconds=0.01) as clients:
         await asyncio.sleep(SETTLED_SECONDS)
         os.kill(process, signal.SIGKILL)
         killed = time.monotonic()

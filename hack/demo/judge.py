@@ -124,6 +124,8 @@ def _says(shown: Shown, written: Manifest) -> bool:
 def _contains(whole: object, part: object) -> bool:
     if isinstance(part, dict) and isinstance(whole, dict):
         return all(key in whole and _contains(whole[key], value) for key, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list) and len(part) == len(whole):
+        return all(_contains(*both) for both in zip(whole, part, strict=True))
     return whole == part
 
 

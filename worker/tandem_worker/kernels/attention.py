@@ -169,7 +169,7 @@ def _attend(
             tl.store(value_ptr + part[:, None] * D + d[None, :], all_values, mask=there[:, None])
 
 
-@triton.jit(do_not_specialize=["SPLITS"])
+@triton.jit(do_not_specialize=["SPLITS", "TOKENS"])
 def _combine(
     position_ptr,
     tile_row_ptr,
@@ -179,18 +179,20 @@ def _combine(
     value_ptr,
     out_ptr,
     SPLITS,
+    TOKENS,
     HK: tl.constexpr,
     G: tl.constexpr,
     G_PADDED: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
     POSITIONS: tl.constexpr,
     PER_GROUP: tl.constexpr,
     COMPACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (key head, query row). Splits hold POSITIONS each; PER_GROUP of them make a group."""
+    """Program (key head, query row). Splits hold POSITIONS each; PER_GROUP of them make a group.
+
+    TOKENS, the rows of a tile, is no constant: a prompt's length is one, and would be compiled for."""
     h = tl.program_id(0)
     tile = tl.program_id(1) // TOKENS
     t = tl.program_id(1) % TOKENS
@@ -347,8 +349,8 @@ def attend(q, keys, values, placing, tiling, partials, out, kv_heads, *, span=No
             *room,
             out,
             splits,
+            tiling.tokens,
             warps=4,
-            TOKENS=tiling.tokens,
             POSITIONS=size,
             PER_GROUP=GROUP // ATOM if span is Span.ATOM else 1,
             **shape,
