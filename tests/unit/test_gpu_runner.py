@@ -76,6 +76,37 @@ def test_text_and_drafts_are_those_of_the_cpu_runner(plain: list[list[int]], nor
     assert made.pages.free == made.pages.count - 1
 
 
+FLAGS: list[dict[str, bool]] = [
+    {"norm_before_fc": True},
+    {"fc_norm": True},
+    {"norm_output": True},
+    {"qk_norm": True, "qkv_bias": True},
+    {"norm_before_fc": True, "fc_norm": True, "norm_output": True, "norm_before_residual": True},
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_every_norm_and_bias_of_a_drafter_is_computed_as_on_the_cpu(
+    plain: list[list[int]], flags: dict[str, bool]
+) -> None:
+    """Equal drafts, told by how many of them are accepted; the text is the target's in any case."""
+    torch.manual_seed(9)
+    llama = pair()[0]
+    _, eagle3 = random_pair(llama.target, replace(pair()[1].drafter, **flags), CPU, torch.float32)  # type: ignore[arg-type]
+    eagle3.embed_tokens = llama.model.embed_tokens
+    for parameter in (*eagle3.midlayer.parameters(), *eagle3.fc.parameters(), *eagle3.lm_head.parameters()):
+        parameter.mul_(10 if parameter.dim() == 2 else 1)
+    drafted = []
+    for kernels in (False, True):
+        made = Engine(llama, eagle3, EngineOptions(2, 2, 512, kernels=kernels), Told())
+        sent = [submit(made, prompt, Sampling(2)) for prompt in PROMPTS]
+        made.step()
+        drafted.append([text.request.proposals for text in sent])
+        finish_all(made)
+    assert drafted[0] == drafted[1]
+    assert all(len(proposals) == 2 for proposals in drafted[0])
+
+
 def test_rounds_go_on_while_others_leave_and_speculation_is_switched(plain: list[list[int]]) -> None:
     made = engine(kernels=True, speculate=False)
     lengths = (NEW_TOKENS, 3)

@@ -157,7 +157,7 @@ class WorkerFailure(Frozen):
     """Termination message of a worker that does not start."""
 
     # CheckpointChanged, ResolutionDiffers, CannotLoad, CannotListen, EngineBroken; with a GPU also NoGpu,
-    # UnsupportedOnGpu, InsufficientGpuMemory, OutOfGpuMemory, GpuFailed
+    # InsufficientGpuMemory, OutOfGpuMemory, GpuFailed
     reason: str
     message: str
     found: Fingerprints | None = None

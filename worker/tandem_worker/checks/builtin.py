@@ -75,24 +75,27 @@ def unserved(
         )
 
 
+HEAD_DIMS = (16, 32, 64, 128, 256)
+
+
 def beyond_kernels(target: Target, drafter: Drafter | None) -> list[str]:
     """What the models and the engine on a CPU compute, and the kernels of a GPU do not yet."""
-    lacks = {
-        "biases of attention": target.qkv_bias or target.out_bias,
-        "norms of queries and keys": target.family == "qwen3",
-        "rotary scaling": target.rope_scaling is not None,
-    }
+    lacks = {"a bias of attention's output": target.out_bias, **_beyond_shapes("the target", target)}
     if drafter:
         lacks |= {
-            "the drafter's biases": drafter.qkv_bias or drafter.out_bias or drafter.fc_bias,
-            "the drafter's norms of queries and keys": drafter.qk_norm,
-            "the drafter's rotary scaling": drafter.rope_scaling is not None,
-            "norm_before_fc": drafter.norm_before_fc,
-            "fc_norm": drafter.fc_norm,
-            "norm_output": drafter.norm_output,
+            "the drafter's biases of fc and of attention's output": drafter.out_bias or drafter.fc_bias,
             "a drafter of several layers": drafter.layers > 1,
+            **_beyond_shapes("the drafter", drafter),
         }
     return [name for name, wanted in lacks.items() if wanted]
+
+
+def _beyond_shapes(whose: str, shape: Target | Drafter) -> dict[str, bool]:
+    """Heads are tiles of powers of 2, and the copy engine wants rows that begin at multiples of 16 bytes."""
+    widths = {"hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size}
+    odd = {f"{whose}'s {name} of {width}, which is no multiple of 8": width % 8 > 0 for name, width in widths.items()}
+    sizes = ", ".join(map(str, HEAD_DIMS))
+    return {f"{whose}'s head_dim of {shape.head_dim}, which is none of {sizes}": shape.head_dim not in HEAD_DIMS, **odd}
 
 
 def _target_shapes_agree(target: Target, checkpoint: Checkpoint) -> Iterable[Finding]:

@@ -21,7 +21,7 @@ from tandem_worker.kernels.attention import Partials, Placing, Tiling, attend
 from tandem_worker.kernels.choice import COLUMNS, Best, largest
 from tandem_worker.kernels.embed import embed, join_first, join_next
 from tandem_worker.kernels.launch import cdiv
-from tandem_worker.kernels.norm import add_norm
+from tandem_worker.kernels.norm import add_norm, norm_slots
 from tandem_worker.kernels.rope import rotate
 
 
@@ -62,16 +62,27 @@ class Block:
         tiles = cdiv(vocab, COLUMNS)
         tokens = empty(space.head_rows, tiles, dtype=torch.int32)
         self.best = Best(empty(space.head_rows, tiles, dtype=torch.float32), tokens, vocab)
-        half = shape.head_dim // 2
-        frequencies = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32, device=space.device) / half)
-        angles = torch.arange(space.positions, dtype=torch.float32, device=space.device)[:, None] * frequencies
-        self.rotary = angles.cos(), angles.sin()
+        cosines, sines = shape.rope(torch.arange(space.positions, device=space.device)[:, None], torch.float32)
+        half = shape.head_dim // 2  # the other half is the same
+        self.rotary = cosines[:, 0, 0, :half].contiguous(), sines[:, 0, 0, :half].contiguous()
 
     def qkv(self, index: int, layer: Layer, x: Tensor, rows: int, placing: Placing) -> None:
         """x [M, inputs] -> q, and keys and values in the cache."""
         count = layer.qkv(x, rows, self.sums)
-        keys, values = self.cache.keys[index], self.cache.values[index]
-        rotate(self.sums, count, self.q, keys, values, placing, self.rotary, rows, self.shape.kv_heads)
+        rotate(
+            self.sums,
+            count,
+            self.q,
+            self.cache.keys[index],
+            self.cache.values[index],
+            placing,
+            self.rotary,
+            rows,
+            self.shape.kv_heads,
+            bias=layer.bias,
+            gains=layer.head_gains,
+            eps=self.shape.eps,
+        )
 
     def attend(self, index: int, placing: Placing, tiling: Tiling) -> None:
         keys, values = self.cache.keys[index], self.cache.values[index]
@@ -158,10 +169,14 @@ class DrafterForward:
         self.block = Block(shape, 1, drafter.head.outputs, space, partials)
         self.joined = torch.zeros((space.rows, 2 * shape.hidden), dtype=space.dtype, device=space.device)
         self.hidden = torch.zeros((space.head_rows, shape.hidden), dtype=space.dtype, device=space.device)
+        self.fed = torch.zeros_like(self.hidden) if drafter.norm_output else self.hidden  # what the next step gets
 
     def extend(self, streams: Tensor, following: Tensor, rows: int, placing: Placing) -> None:
-        """Step 0 of M rows as far as keys and values: streams [M, ...] and the tokens that came next."""
+        """Step 0 of M rows as far as keys and values: streams [M, ...], which norms before fc change, and the tokens
+        that came next."""
         drafter, block = self.drafter, self.block
+        for gains in drafter.stream_gains:
+            norm_slots(streams, gains, drafter.shape.eps, rows)
         count = drafter.fc(streams, rows, block.sums)
         feature = block.residual
         join_first(
@@ -197,7 +212,7 @@ class DrafterForward:
             placing.positions,
             step,
             drafter.embedding,
-            self.hidden,
+            self.fed,
             drafter.gains,
             drafter.norm_first,
             drafter.shape.eps,
@@ -206,7 +221,7 @@ class DrafterForward:
         )
         block.qkv(0, drafter.layer, self.joined, batch, placing)
         block.attend(0, placing, tiling)
-        self._finish(batch, self.hidden, None)
+        self._finish(batch, self.fed, None)
 
     def _finish(self, batch: int, feature: Tensor, rows: Tensor | None) -> None:
         """From attended rows to logits."""
@@ -225,6 +240,7 @@ class DrafterForward:
             source_rows=rows,
         )
         count = block.mlp(layer, batch)
-        add_norm(block.sums, count, self.hidden, drafter.gain, eps, block.normed, batch)
-        drafter.head(block.normed, batch, block.logits)
+        normed = self.fed if drafter.norm_output else block.normed
+        add_norm(block.sums, count, self.hidden, drafter.gain, eps, normed, batch)
+        drafter.head(normed, batch, block.logits)
         largest(block.logits, batch, block.best)

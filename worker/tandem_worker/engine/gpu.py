@@ -1,5 +1,5 @@
-"""The GPU as a worker finds it: whether its share of the memory is free, what the kernels can not run, and what the
-GPU's errors mean to whoever reads them at night.
+"""The GPU as a worker finds it: whether its share of the memory is free, and what the GPU's errors mean to whoever
+reads them at night.
 """
 
 from __future__ import annotations
@@ -8,12 +8,7 @@ import os
 
 import torch
 
-from tandem_worker.checkpoint.description import Drafter, Target
-
 GIB = 1 << 30
-HEAD_DIMS = (16, 32, 64, 128, 256)
-WIDTH_STEP = 8
-"""bf16 values in 16 bytes: the copy engine wants rows that begin on such a border."""
 
 
 class GpuProblem(Exception):
@@ -50,24 +45,6 @@ def too_little_free(fraction: float, free_bytes: int, total_bytes: int) -> str:
         f"but {free_bytes / GIB:.1f} GiB is free: other processes hold the rest. Lower the memory fractions of those "
         "who share the GPU so that they add up to less than 1, or move one of them."
     )
-
-
-def unsupported(target: Target, drafter: Drafter | None) -> str:
-    """Why the kernels can not run the pair, as a sentence, or nothing. The CPU's engine has no such limits."""
-    shapes: list[tuple[str, Target | Drafter]] = [("target", target)]
-    if drafter:
-        shapes.append(("drafter", drafter))
-    for whose, shape in shapes:
-        if shape.head_dim not in HEAD_DIMS:
-            sizes = ", ".join(map(str, HEAD_DIMS))
-            return f"The {whose}'s head_dim is {shape.head_dim}; on a GPU the engine runs {sizes}."
-        attended = shape.heads * shape.head_dim
-        for name, width in (("hidden_size", shape.hidden_size), ("intermediate_size", shape.intermediate_size)):
-            if width % WIDTH_STEP:
-                return f"The {whose}'s {name} is {width}; on a GPU it must be a multiple of {WIDTH_STEP}."
-        if attended % WIDTH_STEP or shape.heads % shape.kv_heads:
-            return f"The {whose} has {shape.heads} heads for {shape.kv_heads} key heads; they must divide evenly."
-    return ""
 
 
 def explained(failure: BaseException) -> GpuProblem | None:

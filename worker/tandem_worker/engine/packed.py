@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tandem_worker.kernels.linear import Linear, Role
 from tandem_worker.models.eagle3 import Eagle3
-from tandem_worker.models.layers import MLP, Attention
+from tandem_worker.models.layers import MLP, Attention, Rope
 from tandem_worker.models.llama import Llama
 
 
@@ -26,6 +26,8 @@ class Layer:
     down: Linear  # [H, I]
     input_gain: Tensor  # [H]
     mlp_gain: Tensor  # [H]
+    bias: Tensor | None  # [(Hq + 2 Hk) D] of q, k and v
+    head_gains: tuple[Tensor, Tensor] | None  # [D] each, of q's and k's heads
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     eps: float
-    rope_theta: float
+    rope: Rope
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class PackedDrafter:
     head: Linear  # [Vd, H]
     ids: Tensor  # [Vd] int32, the target's
     norm_first: bool
+    stream_gains: tuple[Tensor, ...]  # [slots, W] each: norms of the streams before fc, one after the other
+    norm_output: bool
 
 
 def pack_target(llama: Llama) -> PackedTarget:
@@ -70,7 +74,7 @@ def pack_target(llama: Llama) -> PackedTarget:
         target.kv_heads,
         target.head_dim,
         target.rms_norm_eps,
-        target.rope_theta,
+        llama.rope,
     )
     decoder_layers: Any = body.layers
     layers = tuple(
@@ -90,7 +94,7 @@ def pack_drafter(eagle3: Eagle3) -> PackedDrafter:
         drafter.kv_heads,
         drafter.head_dim,
         drafter.rms_norm_eps,
-        drafter.rope_theta,
+        eagle3.rope,
     )
     assert isinstance(middle.self_attn, Attention)  # nothing else is served (`checks.builtin.unserved`)
     gains = middle.input_layernorm.weight, middle.hidden_norm.weight
@@ -104,17 +108,37 @@ def pack_drafter(eagle3: Eagle3) -> PackedDrafter:
         Linear(eagle3.lm_head.weight, Role.HEAD),
         eagle3.target_ids.to(torch.int32),
         eagle3.norm_before_residual,
+        _stream_gains(eagle3),
+        eagle3.norm_output,
     )
 
 
+def _stream_gains(eagle3: Eagle3) -> tuple[Tensor, ...]:
+    gains = []
+    if eagle3.fc_norm is not None:
+        norms: Any = eagle3.fc_norm
+        gains.append(torch.stack([norm.weight for norm in norms]))
+    if eagle3.norm_before_fc:
+        assert eagle3.input_norm is not None  # only a probe switches it on without weights
+        gains.append(eagle3.input_norm.weight[None])
+    return tuple(gains)
+
+
 def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor) -> Layer:
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    biases = [projection.bias for projection in projections if projection.bias is not None]
+    head_gains = None
+    if attention.q_norm is not None and attention.k_norm is not None:
+        head_gains = attention.q_norm.weight, attention.k_norm.weight
     return Layer(
-        Linear(_pack([attention.q_proj, attention.k_proj, attention.v_proj]), Role.QKV),
+        Linear(_pack(projections), Role.QKV),
         Linear(attention.o_proj.weight, Role.OUT),
         Linear(_pack([mlp.gate_proj, mlp.up_proj]), Role.GATE_UP),
         Linear(mlp.down_proj.weight, Role.DOWN),
         input_gain,
         mlp_gain,
+        torch.cat(biases) if biases else None,
+        head_gains,
     )
 
 

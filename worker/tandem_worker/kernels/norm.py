@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs
-"""Residual + RMSNorm: adds a product's partials to the residual stream and norms the sum.
+"""Residual + RMSNorm: adds a product's partials to the residual stream and norms the sum. `norm_slots` norms the
+streams that a drafter is fed, where it has norms before `fc`.
 
 Shapes. partials [S, M, H] float32, residual [M, H]; out [M, H]. The sum may be kept a second time, for the drafter, in
 a slot of [M, streams * H]. One program a row; a few kilobytes each, so launch and latency are its cost (about 2 us).
@@ -91,3 +92,33 @@ def add_norm(partials, count, residual, gain, eps, out, rows, *, source=None, so
         GATHER=source_rows is not None,
         CAPTURE=stream is not None,
     )
+
+
+@triton.jit
+def _norm_slots(
+    x_ptr,
+    x_stride,
+    gain_ptr,
+    eps,
+    W: tl.constexpr,
+    W_PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    m = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(1)
+    i = tl.arange(0, W_PADDED)
+    there = i < W
+    if PDL:
+        gdc_launch_dependents()
+    gain = tl.load(gain_ptr + slot * W + i, mask=there, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    at = x_ptr + m * x_stride + slot * W + i
+    x = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    tl.store(at, normed(x, gain, eps, W).to(x_ptr.dtype.element_ty), mask=there)
+
+
+def norm_slots(x, gains, eps, rows) -> None:
+    """In place: each of the `slots` parts of a row of x [M, slots * W] is normed by its own gain. gains: [slots, W]."""
+    slots, width = gains.shape
+    launch(_norm_slots, (rows, slots), x, x.stride(0), gains, eps, warps=WARPS, W=width, W_PADDED=power_of_2(width))

@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs
-"""Rotates q and k and writes k and v into the paged cache.
+"""Rotates q and k and writes k and v into the paged cache. Before that it adds biases (Qwen2) and norms each head of q
+and k (Qwen3), where the model does.
 
 Shapes. partials [S, M, (Hq + 2 Hk) D] float32 as the qkv product left them; q out [M, Hq, D]; cosines and sines
 [positions, D / 2] float32; caches [pages, Hk, PAGE, D]; positions [M] and owners [M], the row of `tables` [owners,
@@ -29,6 +30,15 @@ def _minus(a, b, c, d):
     return tl.fma(a, b, -(c * d))
 
 
+@triton.jit
+def _normed(low, high, gain_ptr, i, eps, D: tl.constexpr):
+    """Halves of heads, [heads, D / 2] each, float32. The sums run in a layout that nothing but the shape decides."""
+    scale = tl.rsqrt(tl.sum(tl.fma(low, low, high * high), 1) / D + eps)[:, None]
+    gain_low = tl.load(gain_ptr + i).to(tl.float32)
+    gain_high = tl.load(gain_ptr + i + D // 2).to(tl.float32)
+    return low * scale * gain_low, high * scale * gain_high
+
+
 @triton.jit(do_not_specialize=["M", "WIDTH"])
 def _rotate(
     partial_ptr,
@@ -40,6 +50,10 @@ def _rotate(
     table_ptr,
     cos_ptr,
     sin_ptr,
+    bias_ptr,
+    q_gain_ptr,
+    k_gain_ptr,
+    eps,
     M,
     WIDTH,
     HK: tl.constexpr,
@@ -48,6 +62,8 @@ def _rotate(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     S: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     m = tl.program_id(0).to(tl.int64)
@@ -76,6 +92,16 @@ def _rotate(
         k_high += tl.load(row + k_at + HALF)
         v_low += tl.load(row + k_at + HK * D)
         v_high += tl.load(row + k_at + HK * D + HALF)
+    if BIAS:
+        q_low += tl.load(bias_ptr + q_at, mask=there, other=0.0).to(tl.float32)
+        q_high += tl.load(bias_ptr + q_at + HALF, mask=there, other=0.0).to(tl.float32)
+        k_low += tl.load(bias_ptr + k_at).to(tl.float32)
+        k_high += tl.load(bias_ptr + k_at + HALF).to(tl.float32)
+        v_low += tl.load(bias_ptr + k_at + HK * D).to(tl.float32)
+        v_high += tl.load(bias_ptr + k_at + HK * D + HALF).to(tl.float32)
+    if NORM:
+        q_low, q_high = _normed(q_low, q_high, q_gain_ptr, i, eps, D)
+        k_low, k_high = _normed(k_low, k_high, k_gain_ptr, i, eps, D)
     # behind the loads above, which do not wait for these
     position = tl.load(position_ptr + m)
     owner = tl.load(owner_ptr + m)
@@ -93,8 +119,13 @@ def _rotate(
     tl.store(v_ptr + at + HALF, v_high.to(dtype))
 
 
-def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) -> None:
-    """placing: `Placing`, with positions, owners and tables; rotary: cosines and sines; keys, values: one layer's."""
+def rotate(
+    partials, count, q, keys, values, placing, rotary, rows, kv_heads, *, bias=None, gains=None, eps=0.0
+) -> None:
+    """placing: `Placing`, with positions, owners and tables; rotary: cosines and sines; keys, values: one layer's.
+
+    bias: [(Hq + 2 Hk) D]; gains: of q's and of k's heads, [D] each.
+    """
     page, head_dim = keys.shape[-2:]
     group = q.shape[-1] // head_dim // kv_heads
     launch(
@@ -108,6 +139,9 @@ def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) ->
         placing.owners,
         placing.tables,
         *rotary,
+        q if bias is None else bias,
+        *((q, q) if gains is None else gains),
+        eps,
         rows,
         placing.tables.shape[1],
         warps=2,
@@ -117,4 +151,6 @@ def rotate(partials, count, q, keys, values, placing, rotary, rows, kv_heads) ->
         D=head_dim,
         PAGE=page,
         S=count,
+        BIAS=bias is not None,
+        NORM=gains is not None,
     )
