@@ -21,6 +21,7 @@ from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.request import Sampling
 from tandem_worker.engine.rounds import buckets, context_buckets
 from tandem_worker.engine.self_test import observe
+from tandem_worker.kernels.attention import Span, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.random_pair import llama_8b, random_pair
@@ -113,6 +114,15 @@ def test_rounds_go_on_while_others_leave_and_speculation_is_switched(plain: list
     texts = [submit(made, p, Sampling(n)) for p, n in zip(PROMPTS, lengths, strict=True)]
     finish_all(made, between=lambda step: made.switch(True) if step == 3 else None)
     assert [text.tokens for text in texts] == [tokens[:n] for tokens, n in zip(plain, lengths, strict=True)]
+
+
+def test_every_form_of_attention_is_met_before_a_request_waits_for_it() -> None:
+    zeros = torch.zeros(8, dtype=torch.int32)
+    forms = [(tiling.tokens, span, tiling.compact) for tiling, span in tilings_of_all_forms(zeros, 64)]
+    for tokens in range(1, 65):
+        bucket = 1 << (tokens - 1).bit_length()  # what a launch of so many rows is compiled for
+        assert {(bucket, span, False) for span in Span} <= set(forms)
+    assert {(1, span, True) for span in Span} <= set(forms)
 
 
 def test_observed_wiring_is_the_drafters() -> None:

@@ -72,6 +72,8 @@ class Engine:
     def prepare(self) -> None:
         """Whatever would make the first requests wait. Not needed, and nothing without a GPU."""
         if self.rounds and self.runner.device.type == "cuda":
+            assert not isinstance(self.runner, Runner)
+            self.runner.warm_up()
             self.rounds.capture_all()
             gc.collect()
             gc.freeze()  # a full collection later on would hold up a round for a third of a second

@@ -17,7 +17,7 @@ from torch import Tensor
 from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.packed import Layer, PackedDrafter, PackedTarget, Shape
 from tandem_worker.engine.pages import PAGE
-from tandem_worker.kernels.attention import Partials, Placing, Tiling, attend
+from tandem_worker.kernels.attention import Partials, Placing, Span, Tiling, attend
 from tandem_worker.kernels.choice import COLUMNS, Best, largest
 from tandem_worker.kernels.embed import embed, join_first, join_next
 from tandem_worker.kernels.launch import cdiv
@@ -84,9 +84,9 @@ class Block:
             eps=self.shape.eps,
         )
 
-    def attend(self, index: int, placing: Placing, tiling: Tiling) -> None:
+    def attend(self, index: int, placing: Placing, tiling: Tiling, span: Span | None = None) -> None:
         keys, values = self.cache.keys[index], self.cache.values[index]
-        attend(self.q, keys, values, placing, tiling, self.partials, self.attended, self.shape.kv_heads)
+        attend(self.q, keys, values, placing, tiling, self.partials, self.attended, self.shape.kv_heads, span=span)
 
     def mlp(self, layer: Layer, rows: int) -> int:
         """Of the normed rows; leaves partials."""

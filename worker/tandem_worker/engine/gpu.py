@@ -5,6 +5,8 @@ reads them at night.
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -17,6 +19,13 @@ class GpuProblem(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def keep_kernels() -> None:
+    """Compiled kernels are kept below the home folder, or, where that can not be written to, as in a pod, for as long as
+    the pod lives."""
+    if not os.access(Path.home(), os.W_OK):
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "triton"))
 
 
 def claim(fraction: float | None) -> None:

@@ -10,6 +10,8 @@ CPU.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +30,13 @@ from tandem_worker.engine.rounds import Rounds, buckets
 from tandem_worker.engine.runner import EngineBroken, Verified
 from tandem_worker.engine.sampling import draw
 from tandem_worker.engine.scheduler import Work
-from tandem_worker.kernels.attention import Partials, Placing, Tiling, tile_tokens
+from tandem_worker.kernels.attention import Partials, Placing, Tiling, tile_tokens, tilings_of_all_forms
 from tandem_worker.kernels.choice import take
+from tandem_worker.kernels.linear import TILES
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
+
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int32]
 
@@ -79,6 +84,28 @@ class GpuRunner:
             context_limit=context_limit,
             table_width=self.width,
         )
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Every kernel once in each form that prompts of any length need: what is met later would be compiled while a
+        request waits. All rows stand at position 0 of the scratch page."""
+        started = time.perf_counter()
+        target, drafter = self.target, self.drafter
+        room, head_room = len(target.streams), len(target.block.logits)
+        nowhere = torch.zeros(room, dtype=torch.int32, device=self.device)
+        placing = Placing(nowhere, nowhere, nowhere.new_zeros(1, self.width))
+        for size in (*TILES, room):
+            rows = min(size, room)
+            target(nowhere, rows, placing, self._tiling([0, rows], 1), capture=drafter is not None)
+            target.choose(target.block.normed, min(rows, head_room))
+            if drafter:
+                drafter.extend(target.streams, nowhere, rows, placing)
+        for block in (target.block, *([drafter.block] if drafter else [])):
+            group = block.shape.heads // block.shape.kv_heads
+            for tiling, span in tilings_of_all_forms(nowhere, tile_tokens(group, room)):
+                block.attend(0, placing, tiling, span)
+        torch.cuda.synchronize(self.device)
+        log.info("Ran all kernels once, %.1f s", time.perf_counter() - started)
 
     @property
     def target_ids(self) -> Tensor:

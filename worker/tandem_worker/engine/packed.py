@@ -126,7 +126,7 @@ def _stream_gains(eagle3: Eagle3) -> tuple[Tensor, ...]:
 
 def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor) -> Layer:
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    biases = [projection.bias for projection in projections if projection.bias is not None]
+    biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     head_gains = None
     if attention.q_norm is not None and attention.k_norm is not None:
         head_gains = attention.q_norm.weight, attention.k_norm.weight

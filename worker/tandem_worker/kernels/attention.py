@@ -21,7 +21,9 @@ not depend on order: so no layout, warp count or number of rows enters a sum.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -298,6 +300,16 @@ def pace_for(span: Span, rows: int, tiles: int) -> Pace:
             return Pace(4, 3)
         return Pace(8, 2) if tiles < 4 or rows == 128 else Pace(4, 1)
     return Pace(4, 1) if rows in (32, 64) else Pace(8, 2)
+
+
+def tilings_of_all_forms(zeros: Tensor, most: int) -> Iterator[tuple[Tiling, Span]]:
+    """One launch for each form that `attend` is compiled in, for tiles of up to `most` rows. zeros: int32."""
+    sizes = [1 << i for i in range(most.bit_length())]
+    for tokens, span, tiles in itertools.product(sizes, Span, (1, 4)):  # few tiles and many have paces of their own
+        counts = torch.full_like(zeros[:tiles], tokens)
+        yield Tiling(zeros, counts, tiles, tokens, GROUP + 1), span
+        if tokens == 1:
+            yield Tiling(zeros, counts, tiles, 1, GROUP + 1, compact=True), span
 
 
 def attend(q, keys, values, placing, tiling, partials, out, kv_heads, *, span=None, warps=0, stages=0) -> None:

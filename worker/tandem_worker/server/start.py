@@ -34,7 +34,7 @@ from tandem_worker.contract import (
     WorkerFailure,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.gpu import GpuProblem, claim, explained
+from tandem_worker.engine.gpu import GpuProblem, claim, explained, keep_kernels
 from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
@@ -108,6 +108,7 @@ def _start(settings: Settings) -> Worker:
     torch.set_num_threads(settings.threads)
     pair = _open(settings)
     if settings.on_gpu:
+        keep_kernels()
         claim(settings.gpu_memory_fraction)
     vocabulary = Vocabulary(_read_tokenizer(settings.target), pair.target.vocab_size)
     device, dtype = torch.device(settings.engine.device), settings.engine.dtype
