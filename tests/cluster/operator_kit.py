@@ -421,6 +421,23 @@ class Traffic:
                 self.answered += answer.status_code == 200
 
 
+def pvc(claim: str, path: str) -> dict[str, Any]:
+    return {"source": {"pvc": {"claimName": claim, "path": path}}}
+
+
+def provide(story: Story, claim: str, folder: Path) -> None:
+    volume = f"{story.namespace}-{claim}"
+    shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    story.kubectl("apply", "-f", "-", stdin=json.dumps({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
+        "spec": {**shared, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}},
+    }))  # fmt: skip
+    story.kubectl("apply", "-f", "-", stdin=json.dumps({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim},
+        "spec": {**shared, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
+    }))  # fmt: skip
+
+
 def condition(shown: SpeculativeDeployment, kind: str) -> Condition:
     """As the object says it; Unknown while it says nothing."""
     found = next((c for c in shown.status.conditions if c.type == kind), None)

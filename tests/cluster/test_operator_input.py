@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.operator_kit import Story, condition, real, simulated
+from cluster.operator_kit import Story, condition, provide, pvc, real, simulated
 from tandem_operator.api import SpeculativeDeployment
 
 pytestmark = pytest.mark.cluster
@@ -160,23 +160,6 @@ def test_a_pair_that_does_not_fit_is_rolled_out_all_the_same_when_enforcement_is
     said = story.until_condition("Validated", "False", "DoesNotFit")
     assert said.message.endswith("(validation.enforcement is Warn: rolled out all the same)")
     story.until_condition("Ready", "True", "Serving")
-
-
-def pvc(claim: str, path: str) -> dict[str, Any]:
-    return {"source": {"pvc": {"claimName": claim, "path": path}}}
-
-
-def provide(story: Story, claim: str, folder: Path) -> None:
-    volume = f"{story.namespace}-{claim}"
-    shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    story.kubectl("apply", "-f", "-", stdin=json.dumps({
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
-        "spec": {**shared, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}},
-    }))  # fmt: skip
-    story.kubectl("apply", "-f", "-", stdin=json.dumps({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim},
-        "spec": {**shared, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
-    }))  # fmt: skip
 
 
 def test_a_claim_that_does_not_exist_is_waited_for_by_name(story: Story) -> None:

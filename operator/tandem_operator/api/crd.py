@@ -76,6 +76,8 @@ def _translate(node: Json, definitions: dict[str, Json], rules: dict[str, tuple[
     if unknown:
         raise ValueError(f"no structural schema for {sorted(unknown)} in {node}")
     schema = {key: value for key, value in node.items() if key in _KEPT and not (key == "default" and value is None)}
+    if "default" in schema:
+        schema["default"] = _without_nulls(schema["default"])
     if "properties" in node:
         schema["properties"] = {
             name: _translate(inner, definitions, rules) for name, inner in node["properties"].items()
@@ -87,6 +89,13 @@ def _translate(node: Json, definitions: dict[str, Json], rules: dict[str, tuple[
     if isinstance(node.get("additionalProperties"), dict):
         schema["additionalProperties"] = _translate(node["additionalProperties"], definitions, rules)
     return schema
+
+
+def _without_nulls(value: Any) -> Any:
+    """The API server refuses a null in a default; kubectl apply leaves it out by itself, helm and others do not."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def custom_resource_definition() -> Json:
