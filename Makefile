@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart findings bench-analysis constraints clean venv kube
+.PHONY: help bench-static bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart findings bench-analysis constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,11 @@ bench-analysis: venv ## delay and false alarms of the acceptance analysis (half 
 
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py
+
+bench-probe: venv ## time and memory of the streamed forward at real sizes (DEVICE=cuda, FOLDER=on the disk, SHAPE, LAYERS, TOKENS)
+	@"$(shell $(SETUP) path)/bin/python" benchmarks/probe.py $(if $(DEVICE),--device $(DEVICE)) \
+		$(if $(FOLDER),--folder "$(FOLDER)") $(if $(SHAPE),--shape $(SHAPE)) $(if $(LAYERS),--layers $(LAYERS)) \
+		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(OUT),--out "$(OUT)")
 
 verify-tables: venv ## run the engines' own code from their wheels and compare with the tables (fetches about 1.5 GB)
 	@$(RUN) verify_tables

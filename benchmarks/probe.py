@@ -1,0 +1,340 @@
+"""The streamed forward at real sizes: time against the disk's own speed, memory against one layer.
+
+    python benchmarks/probe.py --out benchmarks/results/probe.json [--shape llama-8b] [--shape kimi] [--layers N]
+
+Writes checkpoints of random weights (bf16 at the shape of Llama-3.1-8B; four layers of Kimi-K2.5's text model with INT4
+experts) to --folder, which must be on the disk that is to be measured, and removes them. Each is streamed twice: with
+its files dropped from the page cache (cold), and with all of them in it (warm). Beside it stands what the disk gives to
+plain threads that read the same bytes into a buffer and do nothing else; of several numbers of threads the fastest.
+
+Activations are what one layer's forward needs beside its weights, measured with that layer alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tandem_worker.checkpoint import open_checkpoint, read_target
+from tandem_worker.models.families import FAMILIES
+from tandem_worker.models.moe import Experts
+from tandem_worker.probe.stream import Progress, SequencesAttention, stream
+
+CHUNK_BYTES = 16 * 2**20
+READERS = (4, 16)
+ROW_TOKENS = 512
+SCALE = 0.02
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    config: dict[str, Any]
+    packed: Callable[[str], bool] = lambda name: False  # which matrices are INT4 in groups of 32
+
+
+LLAMA_8B = Shape(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+    }
+)
+KIMI = Shape(
+    {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.827,
+        "vocab_size": 163840,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 64.0,
+            "original_max_position_embeddings": 4096,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "max_position_embeddings": 262144,
+        "torch_dtype": "bfloat16",
+        "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    },
+    lambda name: ".experts." in name,
+)
+SHAPES = {"llama-8b": LLAMA_8B, "kimi": KIMI}
+TOY = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "vocab_size": 2048,
+    "n_routed_experts": 16,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
+
+
+def write(shape: Shape, folder: Path) -> None:
+    """A shard for each layer. Values repeat from layer to layer; their bytes lie on the disk once for each."""
+    (folder / "config.json").write_text(json.dumps(shape.config))
+    target = read_target(open_checkpoint(folder, weights_expected=False))
+    drawn: dict[tuple[int, ...], Tensor] = {}
+    table = (target.vocab_size, target.hidden_size)
+    rest = {"model.embed_tokens.weight": table, "model.norm.weight": table[1:], "lm_head.weight": table}
+    shard(shape, rest, drawn, folder / "model-rest.safetensors")
+    for i in range(target.layers):
+        with torch.device("meta"):
+            layer = FAMILIES[target.family].decoder_layer(target, i)
+        sizes = {f"model.layers.{i}.{name}": tuple(weight.shape) for name, weight in layer.named_parameters()}
+        shard(shape, sizes, drawn, folder / f"model-{i:03d}.safetensors")
+
+
+def shard(shape: Shape, sizes: dict[str, tuple[int, ...]], drawn: dict[tuple[int, ...], Tensor], file: Path) -> None:
+    tensors: Tensors = {}
+    for name, size in sizes.items():
+        if shape.packed(name):
+            module, (rows, columns) = name.removesuffix("weight"), size
+            if size not in drawn:
+                drawn[size] = torch.randint(-(2**31), 2**31, (rows, columns // 8), dtype=torch.int32)
+            scale = torch.full((rows, columns // 32), SCALE / 4, dtype=torch.bfloat16)
+            tensors |= {module + "weight_packed": drawn[size].clone(), module + "weight_scale": scale}
+            tensors[module + "weight_shape"] = torch.tensor([rows, columns])
+        elif "norm" in name:
+            tensors[name] = torch.ones(size, dtype=torch.bfloat16)
+        else:
+            if size not in drawn:
+                drawn[size] = torch.randn(size).mul_(SCALE).bfloat16()
+            tensors[name] = drawn[size].clone()
+    save_file(tensors, file)
+    with file.open("rb") as stream_:
+        os.fsync(stream_.fileno())
+
+
+# --- the disk --------------------------------------------------------------------------------------------------------
+
+
+def drop_from_cache(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_plainly(folder: Path, threads: int) -> float:
+    """Bytes per second of reading all shards."""
+    chunks = [
+        (file, start)
+        for file in sorted(folder.glob("*.safetensors"))
+        for start in range(0, file.stat().st_size, CHUNK_BYTES)
+    ]
+    buffers = [bytearray(CHUNK_BYTES) for _ in range(threads)]
+
+    def read(worker: int) -> int:
+        done = 0
+        for file, start in chunks[worker::threads]:
+            with file.open("rb", buffering=0) as opened:
+                done += os.preadv(opened.fileno(), [buffers[worker]], start)
+        return done
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        done = sum(pool.map(read, range(threads)))
+    return done / (time.monotonic() - began)
+
+
+def disk_speed(folder: Path, cold: bool) -> tuple[float, int]:
+    """(bytes per second, threads) of the fastest."""
+    speeds = {}
+    for threads in READERS:
+        if cold:
+            drop_from_cache(folder)
+        speeds[threads] = read_plainly(folder, threads)
+    threads = max(speeds, key=lambda count: speeds[count])
+    return speeds[threads], threads
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def peak(device: torch.device) -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated(device)
+
+
+def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, int]:
+    """Weights of the largest layer as the arithmetic holds them (of experts, one), and what its forward needs beside
+    them.
+    """
+    target = read_target(open_checkpoint(folder))
+    with torch.device("meta"):
+        layer = FAMILIES[target.family].decoder_layer(target, target.layers - 1)
+    if isinstance(experts := getattr(layer, "mlp", None), Experts):
+        only = experts.experts[0]
+        experts.experts = nn.ModuleList([only])
+        experts.open_expert = lambda expert: only
+    layer.bfloat16().to_empty(device=device).requires_grad_(False)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=SCALE)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters())
+    lengths = [ROW_TOKENS] * (tokens // ROW_TOKENS)
+    x = torch.randn(1, tokens, target.hidden_size, dtype=torch.bfloat16, device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]
+    rotary = FAMILIES[target.family].rotary(target)(positions, x.dtype)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.inference_mode():
+        layer(0, x, rotary, SequencesAttention(lengths))
+    return {"layer_bytes": weights, "activation_bytes": peak(device) - before + x.numel() * x.element_size()}
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def measure(name: str, shape: Shape, folder: Path, tokens: int, device: torch.device) -> dict[str, Any]:
+    print(f"{name}: writing", flush=True)
+    write(shape, folder)
+    on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    result: dict[str, Any] = {"bytes_on_disk": on_disk, "tokens": tokens, "layers": shape.config["num_hidden_layers"]}
+    result |= {"cold": timed(folder, tokens, device, shape, cold=True)}
+    result |= {"warm": timed(folder, tokens, device, shape, cold=False)}
+    if device.type == "cuda":
+        result |= layer_memory(folder, tokens, device)
+        result["peak_in_layers_beside_activations"] = round(
+            (result["warm"]["peak_gpu_bytes"] - result["activation_bytes"]) / result["layer_bytes"], 2
+        )
+    return result
+
+
+def timed(folder: Path, tokens: int, device: torch.device, shape: Shape, *, cold: bool) -> dict[str, Any]:
+    if not cold:
+        read_plainly(folder, READERS[-1])
+    bytes_per_second, threads = disk_speed(folder, cold)
+    if cold:
+        drop_from_cache(folder)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(shape.config["vocab_size"], (tokens,), generator=generator)
+    told: list[Progress] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    layers = shape.config["num_hidden_layers"]
+    began = time.monotonic()
+    streamed = stream(folder, ids.split(ROW_TOKENS), {2, layers // 2, layers - 1}, device, told.append)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.monotonic() - began
+    weights = told[-1].bytes_total
+    result = {
+        "disk_gb_per_second": round(bytes_per_second / 1e9, 2),
+        "disk_threads": threads,
+        "seconds": round(seconds, 2),
+        "weight_gb": round(weights / 1e9, 2),
+        "share_of_disk_speed": round(weights / bytes_per_second / seconds, 3),
+    }
+    if device.type == "cuda":
+        result["peak_gpu_bytes"] = peak(device)
+    began = time.monotonic()
+    choices = [block.max(-1) for _, block in streamed.logit_blocks(streamed.final)]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert len(choices) > 0
+    result["head_seconds"] = round(time.monotonic() - began, 2)
+    print(f"  {'cold' if cold else 'warm'}: {result}", flush=True)
+    return result
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def shrunk(shape: Shape, layers: int | None, toy: bool) -> Shape:
+    config = dict(shape.config)
+    if toy:
+        config |= {name: value for name, value in TOY.items() if name in config}
+    return Shape(config | ({"num_hidden_layers": layers} if layers else {}), shape.packed)
+
+
+@contextmanager
+def temporary(where: Path | None) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir=where, prefix="probe-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", choices=list(SHAPES))
+    parser.add_argument("--layers", type=int, help="fewer than the shape has")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--toy", action="store_true", help="a thousandth of the size, to try the script")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    results: dict[str, Any] = {"machine": machine(device)}
+    for name in arguments.shape or list(SHAPES):
+        with temporary(arguments.folder) as folder:
+            shape = shrunk(SHAPES[name], arguments.layers, arguments.toy)
+            results[name] = measure(name, shape, folder, arguments.tokens, device)
+    text = json.dumps(results, indent=1)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
