@@ -22,8 +22,8 @@ class GpuProblem(Exception):
 
 
 def keep_kernels() -> None:
-    """Compiled kernels are kept below the home folder, or, where that can not be written to, as in a pod, for as long as
-    the pod lives."""
+    """Compiled kernels are kept below the home folder; where that can not be written to, as in a pod, as long as the pod
+    lives."""
     if not os.access(Path.home(), os.W_OK):
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "triton"))
 
