@@ -25,14 +25,16 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_target
+from tandem_worker.checkpoint import CheckpointError, Drafter, open_checkpoint, read_target
 from tandem_worker.checkpoint.describe import ARCHITECTURES
+from tandem_worker.checks.builtin import unserved
 from tandem_worker.finding import Verdict
+from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.load import load_target
 from tandem_worker.probe.stream import stream
 from unit.pairs import target_files
-from unit.serving import CPU
+from unit.serving import CPU, accepted, generate, make_engine
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -194,3 +196,49 @@ def test_a_router_or_attention_of_another_kind_is_refused(tmp_path: Path, field:
     with pytest.raises(CheckpointError) as caught:
         stream(tmp_path, [torch.tensor([1])], ())
     assert (caught.value.finding.where, caught.value.verdict) == (field, Verdict.COULD_NOT_CHECK)
+
+
+# --- served ----------------------------------------------------------------------------------------------------------
+
+DRAFTER: dict[str, Any] = {
+    "vocab_size": 96,
+    "draft_vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "target_hidden_size": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "norm_before_residual": False,
+    "dtype": "float32",
+    "declared_layer_ids": None,
+    "declared_at": "default",
+    "capture_indexes": (0, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama-yarn", "qwen2", "qwen3"])
+def test_the_engine_serves_the_text_of_transformers_with_speculation(tmp_path: Path, name: str) -> None:
+    model = written(MODELS[name], tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    target = load_target(checkpoint, read_target(checkpoint), torch.float32, CPU)
+    drafter = Eagle3(Drafter(architecture="LlamaForCausalLMEagle3", **DRAFTER)).requires_grad_(False).eval()
+    engine = make_engine(pair=(target, drafter), draft_length=3)
+    prompt = torch.randint(96, (1, 20), generator=torch.Generator().manual_seed(3))
+    generate_reference: Any = model.generate
+    with torch.no_grad():
+        text = generate_reference(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False)
+    assert generate(engine, prompt.tolist(), 24) == [text[0, 20:].tolist()]
+    assert len(accepted(engine)) > 0  # drafts were verified
+
+
+def test_what_is_probed_and_not_served_is_told_before_a_worker_starts(tmp_path: Path) -> None:
+    written(MODELS["kimi-k2"], tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    (finding,) = unserved(read_target(checkpoint), None, checkpoint, None)
+    assert finding.code == "TDM-NOT-SERVED"
+    assert "latent attention and experts" in finding.message
+    assert "SGLang or vLLM" in finding.action
