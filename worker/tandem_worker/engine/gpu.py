@@ -22,8 +22,7 @@ class GpuProblem(Exception):
 
 
 def keep_kernels() -> None:
-    """Compiled kernels are kept below the home folder; where that can not be written to, as in a pod, as long as the pod
-    lives."""
+    """Compiled kernels are kept below the home folder; in a pod, which can not write there, as long as it lives."""
     if not os.access(Path.home(), os.W_OK):
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "triton"))
 
