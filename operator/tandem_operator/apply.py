@@ -73,12 +73,14 @@ def _refused(
 async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
     """What the API server had against it, or an empty string. Raises for anything that is not about the manifest."""
     core, apps, batch = client.CoreV1Api(api), client.AppsV1Api(api), client.BatchV1Api(api)
+    policy = client.PolicyV1Api(api)
     patch: dict[str, Callable[..., Awaitable[Any]]] = {
         "Service": core.patch_namespaced_service,
         "ServiceAccount": core.patch_namespaced_service_account,
         "ConfigMap": core.patch_namespaced_config_map,
         "Deployment": apps.patch_namespaced_deployment,
         "ControllerRevision": apps.patch_namespaced_controller_revision,
+        "PodDisruptionBudget": policy.patch_namespaced_pod_disruption_budget,
         "Job": batch.patch_namespaced_job,
     }
     kind, name, namespace = manifest["kind"], manifest["metadata"]["name"], manifest["metadata"]["namespace"]

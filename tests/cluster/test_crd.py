@@ -77,6 +77,7 @@ EVERYTHING: Manifest = {
             {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "token"}}},
             {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "level"}}},
         ],
+        "terminationGracePeriodSeconds": 30,
         "labels": {"team": "a"},
         "annotations": {"note": "b"},
     },
@@ -351,7 +352,6 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
             "steps": [{"weight": 10}, {"weight": 50}],
             "maxSurge": 1,
             "maxUnavailable": 0,
-            "progressDeadlineSeconds": 1800,
             "rollbackWindowRevisions": 1,
             "analysis": {
                 "intervalSeconds": 30, "initialDelaySeconds": 0, "timeoutSeconds": 3600, "onInconclusive": "Rollback",
@@ -361,7 +361,7 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
         "guard": DEFAULT_GUARD,
         "pod": {
             "nodeSelector": {}, "tolerations": [], "affinity": {}, "imagePullSecrets": [],
-            "env": [], "labels": {}, "annotations": {},
+            "env": [], "terminationGracePeriodSeconds": 60, "labels": {}, "annotations": {},
         },
         "revisionHistoryLimit": 10,
         "paused": False,

@@ -148,11 +148,11 @@ def test_children_that_were_orphaned_go_on_serving_for_an_object_made_anew(story
         story.until("the second serves", lambda shown: shown.status.stable_revision not in ("", first))
     second = story.until_stable()
     story.until("the old workers are gone", lambda _: story.serving() == {second: 1})
-    before = {pod.uid for pod in story.pods()}
+    before = {pod.uid for pod in story.ready_pods()}
     story.kubectl("delete", "specdep", "pair", "--cascade=orphan")
     story.apply(simulated(sim={"seed": 1}))
     assert story.until_stable() == second
-    assert {pod.uid for pod in story.pods()} == before
+    assert {pod.uid for pod in story.ready_pods()} == before
     uid = story.show().metadata.uid
 
     def owners() -> set[str]:

@@ -15,7 +15,7 @@ from tandem_operator.plan.observed import Deployment, Observed
 from tandem_operator.plan.revisions import spec_hash
 from tandem_worker.contract import SelfTestOutcome
 
-KINDS = {"Service", "ConfigMap", "ControllerRevision", "Deployment", "Scale", "Job"}
+KINDS = {"Service", "ConfigMap", "PodDisruptionBudget", "ControllerRevision", "Deployment", "Scale", "Job"}
 
 
 def kept(done: Pass) -> None:

@@ -101,6 +101,7 @@ class ValidationReport(Frozen):
     resolution: Resolution | None = None
     probe: ProbeResult | None = None
     fingerprints: Fingerprints | None = None
+    weight_bytes: int | None = None  # of all safetensors files of both checkpoints: what a worker has to load
 
     def termination_message(self) -> str:
         """JSON of at most 4 KiB: findings are left out from the least severe up, then the resolution's name lists."""

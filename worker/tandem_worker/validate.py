@@ -81,6 +81,7 @@ def _report(request: Request, judged: Judgement, probe: ProbeResult | None = Non
         fingerprints=Fingerprints(
             target=fingerprint(pairing.target.checkpoint), drafter=fingerprint(drafter.checkpoint)
         ),
+        weight_bytes=sum(s.size_bytes for c in (pairing.target.checkpoint, drafter.checkpoint) for s in c.shards),
     )
 
 

@@ -11,6 +11,9 @@ from tandem_operator.api.base import ApiModel
 from tandem_operator.api.spec import Engine, Pod, Resources, Source, Speculation
 from tandem_operator.api.status import Fingerprints
 
+START_UP_SECONDS, UNKNOWN_START_UP_SECONDS = 600, 3600  # to compile and capture graphs; without known sizes
+SLOWEST_BYTES_PER_SECOND = 50_000_000  # of a network volume that many workers read at once
+
 
 class Recipe(ApiModel):
     target: Source
@@ -21,6 +24,15 @@ class Recipe(ApiModel):
     pod: Pod
     model_name: str
     fingerprints: Fingerprints | None = None
+    weight_bytes: int | None = None  # None: never validated
+
+    @property
+    def start_up_seconds(self) -> int:
+        """How long a worker may load before it is taken for hung. By what it has to load: a budget that suits one model
+        kills another for ever (kserve #5062), and a target with a drafter loads for longer than without."""
+        if self.weight_bytes is None:
+            return UNKNOWN_START_UP_SECONDS
+        return START_UP_SECONDS + self.weight_bytes // SLOWEST_BYTES_PER_SECOND
 
     @property
     def speculates(self) -> bool:

@@ -282,7 +282,18 @@ class Rollout(ApiModel):
     steps: Annotated[list[Step], Field(max_length=20)] = [Step(weight=10), Step(weight=50)]
     max_surge: Annotated[int, Field(ge=0, le=1000, description="Workers above replicas; 0 without a spare GPU.")] = 1
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
-    progress_deadline_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+    progress_deadline_seconds: (
+        Annotated[
+            int,
+            Field(
+                ge=10,
+                le=86400,
+                description="Workers that do not become ready in so long end the rollout. Default: 1800, or more if "
+                "the files are so large that loading them may take more.",
+            ),
+        ]
+        | None
+    ) = None
     rollback_window_revisions: Annotated[
         int,
         Field(
@@ -368,6 +379,14 @@ class Pod(ApiModel):
     priority_class_name: Name | None = None
     image_pull_secrets: Annotated[list[NamedReference], Field(max_length=16)] = []
     env: Annotated[list[EnvVar], Field(max_length=64)] = []
+    termination_grace_period_seconds: Annotated[
+        int,
+        Field(
+            ge=10,
+            le=3600,
+            description="A worker that is to go takes no new requests and lets those that run end, for so long.",
+        ),
+    ] = 60
     labels: StringMap = {}
     annotations: StringMap = {}
     rules: ClassVar = (

@@ -74,6 +74,7 @@ class Validation(ApiModel):
     capture_indexes: CaptureIndexes | None = None
     probe: Probe | None = None
     fingerprints: Fingerprints | None = None
+    weight_bytes: int | None = None
     at: Time
 
 
@@ -271,6 +272,7 @@ class Status(ApiModel):
     stable_revision: Hash = ""
     canary_revision: Hash = ""
     weight: int = 0
+    share: Annotated[int, Field(description="Of the canary in the traffic, in percent: what the weight comes to.")] = 0
     progress: Progress | None = None
     collision_count: int = 0
     quarantined: Annotated[list[Quarantine], Field(max_length=10)] = []

@@ -64,8 +64,8 @@ class Adapter(Protocol):
         """What `/metrics` says. Raises ValueError, in words, when it says nothing that can be relied on."""
 
 
-def probes(paths: Paths, progress_deadline_seconds: int) -> dict[str, object]:
-    """A start-up probe as long as the progress deadline, so a large model is not killed while it loads (kserve #5062).
+def probes(paths: Paths, start_up_seconds: int) -> dict[str, object]:
+    """A start-up probe that leaves a large model the time to load (kserve #5062).
 
     Liveness forgives a slow answer: a restart would lose every running request (dynamo #2124).
     """
@@ -76,7 +76,7 @@ def probes(paths: Paths, progress_deadline_seconds: int) -> dict[str, object]:
         "startupProbe": {
             **alive,
             "periodSeconds": period_seconds,
-            "failureThreshold": max(1, progress_deadline_seconds // period_seconds),
+            "failureThreshold": max(1, start_up_seconds // period_seconds),
         },
         "readinessProbe": {**ready, "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
         "livenessProbe": {**alive, "periodSeconds": 10, "failureThreshold": 6},

@@ -8,6 +8,7 @@ from tandem_operator.engines.adapter import KEY_MOUNT, TERMINATION_LOG, Launch, 
 from tandem_operator.engines.reading import Metrics, StepTimes, samples, whole
 from tandem_worker.contract import WORKER_PORT, Metric, Origin
 
+LAST_WORDS_SECONDS = 5  # between the end of the last stream and the kubelet's patience
 GPU_PREFILL_CHUNK = 2048  # rows: a GPU is idle below that, a CPU would keep others waiting
 
 
@@ -33,6 +34,7 @@ class Builtin:
             "--pod-uid=$(POD_UID)",
             f"--operator-key-file={KEY_MOUNT}/{names.KEY_FILE}",
             f"--termination-message={TERMINATION_LOG}",
+            f"--drain-seconds={recipe.pod.termination_grace_period_seconds - LAST_WORDS_SECONDS}",
         ]
         if recipe.speculates and launch.drafter_folder:
             arguments.append(f"--drafter={launch.drafter_folder}")

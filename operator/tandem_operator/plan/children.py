@@ -25,12 +25,12 @@ from tandem_operator.engines.adapter import (
     probes,
 )
 from tandem_operator.plan.observed import Manifest, Settings
+from tandem_operator.plan.revisions import deadline_seconds
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_worker.contract import WORKER_PORT
 
 SERVICE_PORT = 80
 JOB_KEPT_SECONDS = 3600
-DRAIN_SECONDS = 30
 
 
 def _metadata(resource: SpeculativeDeployment, name: str, labels: dict[str, str]) -> Manifest:
@@ -71,6 +71,22 @@ def worker_account(resource: SpeculativeDeployment) -> Manifest:
         "kind": "ServiceAccount",
         "metadata": _metadata(resource, names.worker_account(resource.metadata.name), {}),
         "automountServiceAccountToken": False,
+    }
+
+
+def disruption_budget(resource: SpeculativeDeployment) -> Manifest:
+    """How many workers a drain of nodes may take at once; one, where a rollout may take none. Broken ones may always
+    go."""
+    name = resource.metadata.name
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(resource, name, {}),
+        "spec": {
+            "maxUnavailable": max(1, resource.spec.rollout.max_unavailable),
+            "selector": {"matchLabels": names.worker_selector(name)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }
 
 
@@ -137,7 +153,7 @@ def deployment(
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": selector},
-            "progressDeadlineSeconds": rollout.progress_deadline_seconds,
+            "progressDeadlineSeconds": deadline_seconds(resource.spec, recipe),
             # Within a revision only its start, or another version of the operator, alters the template.
             "strategy": {
                 "type": "RollingUpdate",
@@ -240,7 +256,7 @@ def _worker_pod(
     container |= {
         "ports": [{"name": names.PORT_NAME, "containerPort": WORKER_PORT, "protocol": "TCP"}],
         "resources": _dump(recipe.resources),
-        **probes(adapter.paths, resource.spec.rollout.progress_deadline_seconds),
+        **probes(adapter.paths, recipe.start_up_seconds),
     }
     own = [_field("POD_IP", "status.podIP"), _field("POD_UID", "metadata.uid")]
     container["env"] = [*own, *map(_dump, recipe.engine.env), *map(_dump, recipe.pod.env)]
@@ -249,7 +265,6 @@ def _worker_pod(
         _take_commands(pod, resource.metadata.name)
     else:
         _host_engine(pod, adapter, settings, launch, sources)
-    pod["terminationGracePeriodSeconds"] = DRAIN_SECONDS
     return pod
 
 

@@ -30,7 +30,11 @@ def note_children(
     context: Context, status: Status, recipes: dict[str, Recipe], counts: dict[str, int], notes: Notes
 ) -> None:
     resource, settings = context.observed.resource, context.settings
-    notes.apply += [children.service(resource), children.operator_key(resource, settings)]
+    notes.apply += [
+        children.service(resource),
+        children.operator_key(resource, settings),
+        children.disruption_budget(resource),
+    ]
     notes.apply += _records(context, status, recipes)
     desired = {revision: context.observed.deployment(revision).desired for revision in counts}
     # What shrinks is applied first: it makes room for what grows, and at no moment is there a worker too many.

@@ -126,6 +126,7 @@ def _summed_up(
         update={
             "observed_generation": generation,
             "replicas": sum(counts.values()),
+            "share": summary.share_of_canary(context, status),
             "selector": summary.selector(resource.metadata.name),
             "url": f"http://{resource.metadata.name}.{resource.metadata.namespace}.svc:{children.SERVICE_PORT}",
             "acceptance": shown,

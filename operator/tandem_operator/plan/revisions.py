@@ -10,8 +10,10 @@ from tandem_operator.api.base import ApiModel
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.status import Fingerprints
 
+DEADLINE_SECONDS = 1800
 
-def recipe(spec: Spec, name: str, fingerprints: Fingerprints | None) -> Recipe:
+
+def recipe(spec: Spec, name: str, fingerprints: Fingerprints | None, weight_bytes: int | None = None) -> Recipe:
     """`fingerprints` of the validated files; None where validation was not needed or not enforced."""
     return Recipe(
         target=spec.target.source,
@@ -22,6 +24,7 @@ def recipe(spec: Spec, name: str, fingerprints: Fingerprints | None) -> Recipe:
         pod=spec.pod,
         model_name=spec.model_name or name,
         fingerprints=fingerprints,
+        weight_bytes=weight_bytes,
     )
 
 
@@ -29,6 +32,13 @@ def without_speculation(spec: Spec) -> Spec:
     """The target alone."""
     off = spec.speculation.model_copy(update={"enabled": False})
     return spec.model_copy(update={"drafter": None, "speculation": off})
+
+
+def deadline_seconds(spec: Spec, recipe: Recipe | None) -> int:
+    """How long workers have to become ready: what the user says, else enough to load them, and half of that again."""
+    if spec.rollout.progress_deadline_seconds is not None:
+        return spec.rollout.progress_deadline_seconds
+    return max(DEADLINE_SECONDS, recipe.start_up_seconds * 3 // 2 if recipe and recipe.weight_bytes else 0)
 
 
 def canonical(*parts: object) -> str:

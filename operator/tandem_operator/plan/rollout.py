@@ -23,6 +23,7 @@ from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers, without_canary
+from tandem_operator.plan.revisions import deadline_seconds
 from tandem_operator.plan.scale import shares
 from tandem_operator.plan.steps import at_step
 
@@ -176,7 +177,7 @@ def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> S
     anew = lost or ready > progress.ready
     since = context.now if anew else progress.waiting_since or progress.step_started_at
     status = _clocks(status, progress.in_force_at, since, ready if anew else progress.ready)
-    deadline = timedelta(seconds=context.observed.resource.spec.rollout.progress_deadline_seconds)
+    deadline = timedelta(seconds=deadline_seconds(context.observed.resource.spec, context.observed.recipe(target)))
     left = (since + deadline - context.now).total_seconds()
     stuck = next((pod for pod in context.observed.of(target) if pod.trouble), None)
     trouble = f"{stuck.name}: {stuck.trouble}" if stuck else context.observed.deployment(target).problem

@@ -10,8 +10,10 @@ crash or hand edit produced the present counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, gcd
 from typing import NamedTuple
+
+from tandem_operator.plan.conditions import count
 
 
 class Present(NamedTuple):
@@ -20,12 +22,37 @@ class Present(NamedTuple):
 
 
 def shares(replicas: int, weight: int, max_surge: int) -> tuple[int, int]:
-    """(stable, canary) workers at `weight` percent. The canary has at least one; stable as many as the surge allows."""
+    """(stable, canary) workers at `weight` percent.
+
+    A weight below 100 is never rounded to none or to all: each revision has a worker wherever two fit.
+    """
     if replicas == 0:
         return 0, 0
-    canary = min(replicas, max(1, ceil(replicas * weight / 100)))
-    stable = min(ceil(replicas * (100 - weight) / 100), replicas + max_surge - canary)
+    if weight >= 100:
+        return 0, replicas
+    room = replicas + max_surge
+    canary = min(replicas, max(1, room - 1), ceil(replicas * weight / 100))
+    stable = min(ceil(replicas * (100 - weight) / 100), room - canary)
     return stable, canary
+
+
+def share(stable: int, canary: int) -> int:
+    """Of the canary in percent, of so many workers; one that has a part is not rounded to none, nor to all."""
+    if not stable or not canary:
+        return 100 if canary else 0
+    return min(99, max(1, round(100 * canary / (stable + canary))))
+
+
+def told_share(replicas: int, weight: int, max_surge: int) -> str:
+    """What the weight comes to, in words, and how it could be what it says."""
+    stable, canary = shares(replicas, weight, max_surge)
+    is_share = share(stable, canary)
+    text = f"{canary} of {count(stable + canary, 'worker')}, a share of {is_share} %"
+    if is_share == weight:
+        return text
+    if not stable:
+        return f"{text}: no other worker fits beside it"
+    return f"{text}: {count(replicas, 'replica')} can't express {weight} %, {100 // gcd(weight, 100)} can"
 
 
 def next_counts(

@@ -19,6 +19,7 @@ from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import quarantine
+from tandem_operator.plan.scale import told_share
 
 NOT_SPECULATING = {
     "outcome": Outcome.HEALTHY,
@@ -35,7 +36,7 @@ def at_step(context: Context, status: Status, target: str, notes: Notes) -> Stat
     if context.now < judged_from:
         notes.wakes.append((judged_from - context.now).total_seconds())
         message = f"what it shows counts from {judged_from:%H:%M:%S} UTC on (rollout.analysis.initialDelaySeconds)"
-        notes.seen.append(_at_weight(status, target, message))
+        notes.seen.append(_at_weight(context, status, target, message))
         return guard.warm_up(context, status, target)
     before = guard.window_of(context, status, target)
     status, window, verdict = guard.look_at_canary(context, status, target)
@@ -101,12 +102,12 @@ def _not_yet(context: Context, status: Status, target: str, why: str, judged_fro
     if context.observed.resource.spec.paused:  # and the time-out counts from its end
         progress = _progress(status)
         update = {"in_force_at": context.now - timedelta(seconds=analysis.initial_delay_seconds)}
-        notes.seen.append(_paused(status, target, f"stays: spec.paused is true; {why}"))
+        notes.seen.append(_paused(context, status, target, f"stays: spec.paused is true; {why}"))
         return status.model_copy(update={"progress": progress.model_copy(update=update)})
     left = (judged_from + timedelta(seconds=analysis.timeout_seconds) - context.now).total_seconds()
     if left > 0:
         notes.wakes.append(left)
-        notes.seen.append(_at_weight(status, target, why))
+        notes.seen.append(_at_weight(context, status, target, why))
         return status
     message = f"not found healthy in {analysis.timeout_seconds} s (rollout.analysis.timeoutSeconds): {why}"
     if analysis.dry_run:
@@ -125,11 +126,11 @@ def _not_yet(context: Context, status: Status, target: str, why: str, judged_fro
 def _passed(context: Context, status: Status, target: str, why: str, notes: Notes) -> Status:
     """Found healthy: on to the next step, unless something asks to wait."""
     if waits := _pause(context, status, target, notes):
-        notes.seen.append(_paused(status, target, waits))
+        notes.seen.append(_paused(context, status, target, waits))
         if _news(context, "Progressing", "Paused"):
             notes.say("Normal", "CanaryPaused", f"Canary {target} at weight {status.weight} {waits}")
         return status
-    notes.seen.append(_at_weight(status, target, why))
+    notes.seen.append(_at_weight(context, status, target, why))
     return next_step(context, status, target, why, notes)
 
 
@@ -180,12 +181,18 @@ def _stable_figure(status: Status) -> str:
     return f"; stable {stable.accept_length:.2f}" if stable and stable.revision == status.stable_revision else ""
 
 
-def _at_weight(status: Status, target: str, message: str) -> Seen:
-    return Seen("Progressing", "True", "CanaryStep", f"canary {target} at weight {status.weight}: {message}")
+def _at_weight(context: Context, status: Status, target: str, message: str) -> Seen:
+    return Seen("Progressing", "True", "CanaryStep", f"{_where(context, status, target)}: {message}")
 
 
-def _paused(status: Status, target: str, message: str) -> Seen:
-    return Seen("Progressing", "True", "Paused", f"canary {target} at weight {status.weight} {message}")
+def _paused(context: Context, status: Status, target: str, message: str) -> Seen:
+    return Seen("Progressing", "True", "Paused", f"{_where(context, status, target)} {message}")
+
+
+def _where(context: Context, status: Status, target: str) -> str:
+    spec = context.observed.resource.spec
+    comes_to = told_share(spec.replicas, status.weight, spec.rollout.max_surge)
+    return f"canary {target} at weight {status.weight} ({comes_to})"
 
 
 def _health(target: str, verdict: Measurement) -> Seen:

@@ -185,6 +185,7 @@ def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime
         capture_indexes=CaptureIndexes(**indexes.model_dump(mode="json")) if indexes else None,
         probe=_rounded(probe) if probe else None,
         fingerprints=Fingerprints(**prints.model_dump()) if prints else None,
+        weight_bytes=report.weight_bytes,
         at=now,
     )
 

@@ -47,7 +47,8 @@ def wanted(context: Context, checked: Checked) -> Wanted:
     if target_only:
         recipe = make_recipe(without_speculation(spec), resource.metadata.name, None)
     else:
-        recipe = make_recipe(spec, resource.metadata.name, prints)
+        weight_bytes = checked.validation.weight_bytes if checked.validation else None
+        recipe = make_recipe(spec, resource.metadata.name, prints, weight_bytes)
     revision, collided = _named(recipe, context.observed.history, collisions)
     if target_only and resource.status.stable_revision not in ("", revision):
         return Wanted(collisions=collisions)  # something better serves already
