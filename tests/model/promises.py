@@ -15,7 +15,16 @@ from tandem_operator.plan.observed import Deployment, Observed
 from tandem_operator.plan.revisions import spec_hash
 from tandem_worker.contract import SelfTestOutcome
 
-KINDS = {"Service", "ConfigMap", "PodDisruptionBudget", "ControllerRevision", "Deployment", "Scale", "Job"}
+KINDS = {
+    "Service",
+    "ServiceAccount",
+    "ConfigMap",
+    "PodDisruptionBudget",
+    "ControllerRevision",
+    "Deployment",
+    "Scale",
+    "Job",
+}
 
 
 def kept(done: Pass) -> None:
@@ -123,5 +132,6 @@ def only_a_finished_canary_is_promoted(done: Pass) -> None:
     ]
     if not before.stable_revision and lifeless:
         return  # nothing to go back to: the target serves, with speculation off
-    assert before.weight == 100, f"promoted at weight {before.weight}"
+    at_the_end = before.weight == 100 or _promoted_by_hand(done)
+    assert at_the_end, f"promoted at weight {before.weight}"
     assert len(ready) >= done.seen.resource.spec.replicas, "promoted before its workers were ready"

@@ -51,6 +51,14 @@ def test_a_pause_without_a_time_waits_for_a_person() -> None:
     assert len(said(world, "CanaryPaused")) == 1
 
 
+def test_a_canary_that_was_found_healthy_stays_so_while_nobody_asks_it_anything() -> None:
+    world = at_a_step({"weight": 50, "pause": {}}).run(6)
+    world.requests_per_step = 0
+    for _ in range(6):
+        world.step()
+        assert world.condition("CanaryHealthy")[0] == "True"
+
+
 def test_a_canary_that_collapses_in_its_pause_is_taken_back() -> None:
     world = at_a_step({"weight": 50, "pause": {}}).run(10)
     assert world.condition("Progressing")[1] == "Paused"

@@ -134,7 +134,12 @@ class World:
 
     def _delete(self, deletion: Deletion) -> None:
         kept: dict[str, Any] = self.deployments if deletion.kind == "Deployment" else self.history
-        kept.pop(deletion.name.removeprefix("pair-"), None)
+        revision = deletion.name.removeprefix("pair-")
+        kept.pop(revision, None)
+        if deletion.kind == "Deployment":  # in the background its pods follow
+            for pod in [pod for pod in self.pods.values() if pod.revision == revision]:
+                del self.pods[pod.uid]
+                self.workers.pop(pod.uid, None)
 
     def _switch(self, command: Command) -> None:
         worker = self.workers.get(command.pod_uid)

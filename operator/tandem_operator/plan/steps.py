@@ -45,7 +45,8 @@ def at_step(context: Context, status: Status, target: str, notes: Notes) -> Stat
         recipe = context.observed.recipe(target)
         if recipe is not None and not recipe.speculates:
             verdict = verdict.model_copy(update=NOT_SPECULATING)
-        notes.seen.append(_health(target, verdict))
+        if verdict.outcome.bad or verdict.outcome == Outcome.HEALTHY or not progress.passed:
+            notes.seen.append(_health(target, verdict))  # a new window that says nothing yet takes nothing back
         if verdict.outcome.bad:
             return _bad(context, status, target, verdict, notes)
         if verdict.outcome == Outcome.HEALTHY:
