@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -94,7 +95,7 @@ def workers_of(story: Story) -> set[tuple[str, int]]:
     return {(pod.uid, pod.restarts) for pod in story.pods()}
 
 
-def spec(**fields: object) -> Manifest:
+def spec(**fields: Any) -> Manifest:
     """Checkpoints from a claim: the namespace refuses hostPath."""
     return simulated(**fields) | {"target": pvc("models", "target"), "drafter": pvc("models", "drafter")}
 
