@@ -86,6 +86,7 @@ ALL_ON = [
     f"--set=networkPolicy.workerNamespaces={{{MODELS}}}",
     "--set=metrics.podMonitor.enabled=true",
     "--set=metrics.rules.enabled=true",
+    "--set=metrics.dashboards.enabled=true",
     "--wait",
     "--timeout=90s",
 ]

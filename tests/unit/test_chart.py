@@ -83,11 +83,13 @@ NOT_DEFAULT: dict[str, Any] = {
     "metrics.rules.enabled": True,
     "metrics.rules.labels": {"release": "prometheus"},
     "metrics.rules.runbookUrl": "https://runbooks.example",
+    "metrics.dashboards.enabled": True,
+    "metrics.dashboards.labels": {"folder": "llm"},
     "networkPolicy.enabled": True,
     "networkPolicy.workerNamespaces": ["team-a"],
     "networkPolicy.workerEgress": [{"ports": [{"port": 443}]}],
 }
-SWITCHED_ON = {"metrics__podMonitor__enabled": True, "metrics__rules__enabled": True}
+SWITCHED_ON = {f"metrics__{part}__enabled": True for part in ("podMonitor", "rules", "dashboards")}
 POLICIES = {"networkPolicy__enabled": True, "networkPolicy__workerNamespaces": ["models"]}
 
 
@@ -161,6 +163,12 @@ def test_the_prometheus_rule_holds_the_rules_that_promtool_checked() -> None:
     urls = [rule["annotations"]["runbook_url"] for rule in linked["spec"]["groups"][1]["rules"]]
     assert "https://x/TandemRolledBack.md" in urls
     assert len(urls) == 8
+
+
+def test_the_dashboards_reach_grafana_as_they_are() -> None:
+    found = only(render(metrics__dashboards__enabled=True), "ConfigMap")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["data"] == {file.name: file.read_text() for file in (CHART / "dashboards").iterdir()}
 
 
 def test_workers_series_get_the_name_of_their_object() -> None:
