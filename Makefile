@@ -86,6 +86,9 @@ verify-tables: venv ## run the engines' own code from their wheels and compare w
 	@$(RUN) verify_tables
 	@$(RUN) verify_tables.speculators
 
+crash-test: venv kube ## kill the operator before and after each of its writes (SHARE=0.1 for a look, JSON=file)
+	@$(RUN) crashtest $(if $(SHARE),--share $(SHARE)) $(if $(JSON),--json $(JSON))
+
 fuzz: venv ## a million damaged headers and configs against the readers (FUZZ_RUNS=n)
 	@$(RUN) pip install --quiet --target build/atheris "atheris==3.0.0"
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests:$(CURDIR)/build/atheris" "$(shell $(SETUP) path)/bin/python" -m fuzz $(FUZZ_RUNS)

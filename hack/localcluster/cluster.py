@@ -54,6 +54,7 @@ class Cluster:
         restart_delay_limit_seconds: float = 30.0,
         owner: int | None = None,
         outlives_caller: bool = False,
+        hollow: bool = False,
     ) -> Self:
         """Start a cluster, or find it running, and wait until pods can be scheduled.
 
@@ -70,6 +71,7 @@ class Cluster:
             images={image: list(command) for image, command in (images or {}).items()},
             restart_delay_seconds=restart_delay_seconds,
             restart_delay_limit_seconds=restart_delay_limit_seconds,
+            hollow=hollow,
         )
         components = {} if cluster.running() else binaries()  # may build for minutes, so before the lock
         with cluster._starting():
@@ -137,6 +139,11 @@ class Cluster:
                 raise ClusterError(f"no Service {namespace}/{name} with port {port} after {timeout_seconds} s")
             time.sleep(0.05)
 
+    def restart_api_server(self) -> None:
+        """Kill it and start it again; returns at once."""
+        if supervisor := self._supervisor():
+            os.kill(supervisor, signal.SIGUSR1)
+
     def stop(self) -> None:
         """End every process of the cluster and remove its directory. Does nothing if there is none."""
         if supervisor := self._supervisor():
@@ -172,12 +179,13 @@ class Cluster:
         self.layout.settings.write_text(settings.model_dump_json())
         command = [sys.executable, "-m", "localcluster.supervisor", str(self.layout.directory)]
         command += [f"--owner={owner}"] if owner else []
+        python_path = os.pathsep.join(str(CHECKOUT / folder) for folder in ("hack", "operator", "worker"))
         with (self.logs_dir / "supervisor.log").open("wb") as log, self.layout.supervisor.open("w") as lock:
             # The supervisor inherits the locked file: the lock ends with it, and there is no moment without one.
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._process = subprocess.Popen(
                 command,
-                env=os.environ | {"PYTHONPATH": str(CHECKOUT / "hack"), "NO_PROXY": "*", "no_proxy": "*"},
+                env=os.environ | {"PYTHONPATH": python_path, "NO_PROXY": "*", "no_proxy": "*"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ class Settings(Frozen):
     images: dict[str, list[str]] = {}  # more rows for the table in images.py: name -> command
     restart_delay_seconds: float = 1.0  # back-off of crashing containers; a kubelet takes 10 s to 300 s
     restart_delay_limit_seconds: float = 30.0
+    hollow: bool = False  # a second node, whose pods are answered for by one process: see hack/hollow
 
     @property
     def offered_gpus(self) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from localcluster import processes
 from localcluster.controlplane import ControlPlane
-from localcluster.settings import Layout
+from localcluster.settings import Layout, Settings
 
 _POLL_SECONDS = 0.05
 _START_LIMIT_SECONDS = 120
@@ -34,16 +34,18 @@ class Supervisor:
         self.layout = layout
         self.owner = os.pidfd_open(owner) if owner else None
         self.children: dict[str, subprocess.Popen[bytes]] = {}
-        self.told_to_stop = False
+        self.told_to_stop = self.told_to_restart = False
 
     def run(self) -> None:
         """Until the end of the cluster."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGUSR1, self._note_restart)
         failure = ""
         try:
             self._start()
             while not self._ending():
+                self._restart_if_told()
                 time.sleep(_POLL_SECONDS)
             failure = self._dead_component()
         except TimeoutError as error:
@@ -68,12 +70,24 @@ class Supervisor:
         self._wait(lambda: _api_is_ready(plane.url, self.layout.certificate_authority), "the API server")
         self._spawn_binary("kube-controller-manager", commands)
         self._spawn_binary("kube-scheduler", commands)
+        self.commands = commands
+        settings = Settings.model_validate_json(self.layout.settings.read_text())
+        if settings.hollow:
+            hollow = [sys.executable, "-m", "hollow", str(self.layout.directory), node_address]
+            self._spawn("hollow", hollow, death_signal=signal.SIGTERM)
+
+    def _restart_if_told(self) -> None:
+        if self.told_to_restart:
+            self.told_to_restart = False
+            self.children["kube-apiserver"].kill()
+            self.children["kube-apiserver"].wait()
+            self._spawn_binary("kube-apiserver", self.commands)
 
     def _spawn_binary(self, name: str, commands: dict[str, list[str]]) -> None:
         self._spawn(name, [str(self.layout.binaries / name), *commands[name]], death_signal=signal.SIGKILL)
 
     def _spawn(self, name: str, command: list[str], death_signal: int) -> None:
-        with (self.layout.logs / f"{name}.log").open("wb") as log:
+        with (self.layout.logs / f"{name}.log").open("ab") as log:
             self.children[name] = subprocess.Popen(
                 command,
                 cwd=self.layout.state,
@@ -106,6 +120,9 @@ class Supervisor:
 
     def _stop(self, *_: object) -> None:
         self.told_to_stop = True
+
+    def _note_restart(self, *_: object) -> None:
+        self.told_to_restart = True
 
     def _end(self) -> None:
         agent = self.children.get("agent")

@@ -63,7 +63,7 @@ async def connection() -> AsyncIterator[client.ApiClient]:
     """In a pod by its service account; elsewhere by KUBECONFIG."""
     configuration = client.Configuration()
     if "KUBECONFIG" in os.environ:
-        await config.load_kube_config(client_configuration=configuration)
+        await config.load_kube_config(os.environ["KUBECONFIG"], client_configuration=configuration)
     else:
         config.load_incluster_config(client_configuration=configuration)
     async with client.ApiClient(configuration) as api:
