@@ -116,7 +116,7 @@ class Lab:
                 await self.ask("DELETE", f"/api/v1/namespaces/{name}")
 
     def operator(self, namespace: str, kubeconfig: Path, **settings: Any) -> Operator:
-        chosen = {"worker_image": "worker", "allowed_host_paths": ("/models",), "http_host": "127.0.0.1"}
+        chosen: Manifest = {"worker_image": "worker", "allowed_host_paths": ("/models",), "http_host": "127.0.0.1"}
         chosen |= {"namespaces": (namespace,), "http_port": 0, **settings}
         log = self.cluster.logs_dir / f"operator-{namespace}.log"
         return Operator(kubeconfig, log, Settings.model_validate(chosen))
@@ -184,7 +184,9 @@ class Place:
 
     async def gist(self) -> Manifest:
         """Children and status without times, uids, figures and what is new in every namespace or life."""
-        children = {plural: sorted(map(_plain, await self.items(plural)), key=str) for plural in CHILDREN}
+        children: dict[str, list[Any]] = {
+            plural: sorted(map(_plain, await self.items(plural)), key=str) for plural in CHILDREN
+        }
         children["pods"] = sorted((p["labels"], p["phase"]) for p in children["pods"])
         children["configmaps"] = [c for c in children["configmaps"] if c["name"] != "kube-root-ca.crt"]
         status = (await self.show()).status
