@@ -7,7 +7,9 @@ experts) to --folder, which must be on the disk that is to be measured, and remo
 its files dropped from the page cache (cold), and with all of them in it (warm). Beside it stands what the disk gives to
 plain threads that read the same bytes into a buffer and do nothing else; of several numbers of threads the fastest.
 
-Activations are what one layer's forward needs beside its weights, measured with that layer alone.
+Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then a random drafter
+is measured on the states under every wiring that the probe tries for such a pair: since none predicts anything, the
+search ends after its first round.
 """
 
 from __future__ import annotations
@@ -31,9 +33,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tandem_worker.checkpoint import open_checkpoint, read_target
+from tandem_worker.checks.judge import open_pairing
+from tandem_worker.engines import load
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.moe import Experts
+from tandem_worker.probe.build import load_parts
+from tandem_worker.probe.captured import captured
+from tandem_worker.probe.described import describe_drafter
+from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
+from tandem_worker.probe.run import Options
+from tandem_worker.probe.run import measure as measure_wirings
 from tandem_worker.probe.stream import Progress, SequencesAttention, stream
+from tandem_worker.probe.streamed import Streamed
 
 CHUNK_BYTES = 16 * 2**20
 READERS = (4, 16)
@@ -121,6 +132,38 @@ TOY = {
 }
 
 
+def write_drafter(shape: Shape, folder: Path) -> None:
+    """Llama-style, one layer, a quarter of the vocabulary or 32,000 ids."""
+    wide, vocabulary = shape.config["hidden_size"], shape.config["vocab_size"]
+    drafted, heads = min(32000, vocabulary // 4), wide // 128
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": drafted,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": 128,
+        "norm_before_residual": False,
+    }
+    config |= {name: shape.config[name] for name in ("hidden_size", "intermediate_size", "vocab_size", "torch_dtype")}
+    (folder / "config.json").write_text(json.dumps(config))
+    inner = shape.config["intermediate_size"]
+    attention = {f"self_attn.{name}_proj": (heads * 128, 2 * wide) for name in "qkv"}
+    mlp = {"mlp.gate_proj": (inner, wide), "mlp.up_proj": (inner, wide), "mlp.down_proj": (wide, inner)}
+    norms = dict.fromkeys(("hidden_norm", "input_layernorm", "post_attention_layernorm"), (wide,))
+    layer = {**attention, "self_attn.o_proj": (wide, heads * 128), **mlp, **norms}
+    sizes = {f"midlayer.{name}.weight": size for name, size in layer.items()}
+    sizes |= {"fc.weight": (wide, 3 * wide), "norm.weight": (wide,), "lm_head.weight": (drafted, wide)}
+    tensors = {
+        name: (torch.ones(size) if "norm" in name else torch.randn(size).mul_(SCALE)).bfloat16()
+        for name, size in sizes.items()
+    }
+    ids = torch.arange(drafted) * (vocabulary // drafted)
+    marks = torch.zeros(vocabulary, dtype=torch.bool)
+    marks[ids] = True
+    save_file({**tensors, "d2t": ids - torch.arange(drafted), "t2d": marks}, folder / "model.safetensors")
+
+
 def write(shape: Shape, folder: Path) -> None:
     """A shard for each layer. Values repeat from layer to layer; their bytes lie on the disk once for each."""
     (folder / "config.json").write_text(json.dumps(shape.config))
@@ -141,10 +184,11 @@ def shard(shape: Shape, sizes: dict[str, tuple[int, ...]], drawn: dict[tuple[int
     for name, size in sizes.items():
         if shape.packed(name):
             module, (rows, columns) = name.removesuffix("weight"), size
-            if size not in drawn:
-                drawn[size] = torch.randint(-(2**31), 2**31, (rows, columns // 8), dtype=torch.int32)
+            words = (rows, columns // 8)
+            if words not in drawn:
+                drawn[words] = torch.randint(-(2**31), 2**31, words, dtype=torch.int32)
             scale = torch.full((rows, columns // 32), SCALE / 4, dtype=torch.bfloat16)
-            tensors |= {module + "weight_packed": drawn[size].clone(), module + "weight_scale": scale}
+            tensors |= {module + "weight_packed": drawn[words].clone(), module + "weight_scale": scale}
             tensors[module + "weight_shape"] = torch.tensor([rows, columns])
         elif "norm" in name:
             tensors[name] = torch.ones(size, dtype=torch.bfloat16)
@@ -238,6 +282,8 @@ def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, i
 
 def measure(name: str, shape: Shape, folder: Path, tokens: int, device: torch.device) -> dict[str, Any]:
     print(f"{name}: writing", flush=True)
+    (folder / "drafter").mkdir()
+    write_drafter(shape, folder / "drafter")
     write(shape, folder)
     on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     result: dict[str, Any] = {"bytes_on_disk": on_disk, "tokens": tokens, "layers": shape.config["num_hidden_layers"]}
@@ -264,7 +310,7 @@ def timed(folder: Path, tokens: int, device: torch.device, shape: Shape, *, cold
         torch.cuda.reset_peak_memory_stats(device)
     layers = shape.config["num_hidden_layers"]
     began = time.monotonic()
-    streamed = stream(folder, ids.split(ROW_TOKENS), {2, layers // 2, layers - 1}, device, told.append)
+    streamed = stream(folder, ids.split(ROW_TOKENS), range(layers + 1), device, told.append)
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.monotonic() - began
@@ -279,13 +325,24 @@ def timed(folder: Path, tokens: int, device: torch.device, shape: Shape, *, cold
     if device.type == "cuda":
         result["peak_gpu_bytes"] = peak(device)
     began = time.monotonic()
-    choices = [block.max(-1) for _, block in streamed.logit_blocks(streamed.final)]
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    assert len(choices) > 0
-    result["head_seconds"] = round(time.monotonic() - began, 2)
+    wirings = try_wirings(folder, streamed)
+    hypotheses = time.monotonic() - began
+    result |= {"wirings": wirings, "hypotheses_seconds": round(hypotheses, 2)}
+    result["hypotheses_share_of_pass"] = round(hypotheses / seconds, 3)
     print(f"  {'cold' if cold else 'warm'}: {result}", flush=True)
     return result
+
+
+def try_wirings(folder: Path, streamed: Streamed) -> int:
+    """As the probe does behind its pass; how many were measured."""
+    pairing = open_pairing(folder, folder / "drafter", load("builtin"))
+    wiring = engine_wiring(pairing)
+    offered = choices_of(pairing, wiring)
+    drafter = describe_drafter(pairing, streamed.target, offered.states)
+    parts = load_parts(drafter, tensors_of(pairing), streamed)
+    seen = captured(streamed, [0] * (len(streamed.starts) - 1))
+    probed = measure_wirings(pairing, Options(4, 1.3), seen, parts, wiring, offered)
+    return len(probed.table.looked)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -14,21 +14,22 @@ from tandem_worker.models.llama import Llama
 
 
 class DenseCache:
-    """Keys and values of B sequences, [B, S, Hk, D] per layer; serves as the models' `attend`.
+    """Keys [B, S, Hk, D] and values [B, S, Hk, Dv] of B sequences, per layer; serves as the models' `attend`.
 
     Prompts of unequal length are padded on the right. What padding wrote at a position is written over when the
     sequence gets there, and nothing looks further than its own position before.
     """
 
     def __init__(self, llama: Llama, batch: int, length: int) -> None:
-        target, like = llama.target, llama.model.embed_tokens.weight
-        shape = (target.layers, batch, length, target.kv_heads, target.head_dim)
-        self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
-        self.sequences = torch.arange(batch, device=like.device)[:, None]
+        self.length, self.layers = length, dict[int, tuple[Tensor, Tensor]]()  # made by the first rows of each
+        self.sequences = torch.arange(batch, device=llama.model.embed_tokens.weight.device)[:, None]
         self.positions: Tensor  # [B, R] of this forward
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        if layer not in self.layers:
+            keys, values = (x.new_zeros((len(x), self.length, *x.shape[2:])) for x in (k, v))
+            self.layers[layer] = keys, values
+        keys, values = self.layers[layer]
         keys[self.sequences, self.positions], values[self.sequences, self.positions] = k, v
         reach = int(self.positions.max()) + 1
         seen = torch.arange(reach, device=q.device) <= self.positions[:, None, :, None]  # [B, 1, R, S]
