@@ -62,6 +62,7 @@ EVERYTHING: Manifest = {
         "toleratedDrop": 0,
         "collapseDrop": 0.95,
         "minSpeedup": 1.1,
+        "baselineProbe": 0.05,
         "onCollapse": "Alert",
         "dryRun": True,
     },
@@ -90,6 +91,7 @@ DEFAULT_GUARD: Manifest = {
     "toleratedDrop": 0.1,
     "collapseDrop": 0.4,
     "minSpeedup": 1,
+    "baselineProbe": 0.01,
     "onCollapse": "Rollback",
     "dryRun": False,
 }

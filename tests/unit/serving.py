@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tandem_worker.checkpoint import open_checkpoint, read_drafter, read_target
 from tandem_worker.contract import Fingerprints, Origin
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.record import NoRecord
+from tandem_worker.engine.record import NoRecord, Phase
 from tandem_worker.engine.request import Finish, Request, Sampling
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
@@ -57,6 +57,11 @@ class Told(NoRecord):
     """What the engine reported."""
 
     accepted: list[int] = field(default_factory=list)  # tokens of each draft
+    phases: list[Phase] = field(default_factory=list)  # of the target's steps
+
+    def stepped(self, phase: Phase, batch: int, seconds: float) -> None:
+        if phase is not Phase.DRAFT:
+            self.phases.append(phase)
 
     def drafted(self, origin: Origin, length: int, accepted: int) -> None:
         self.accepted.append(accepted)
@@ -90,7 +95,7 @@ def finish_all(engine: Engine, between: Callable[[int], None] = lambda step: Non
 
 
 def make_engine(
-    speculate: bool = True, draft_length: int = 4, pair: tuple[Llama, Eagle3] | None = None, **options: int
+    speculate: bool = True, draft_length: int = 4, pair: tuple[Llama, Eagle3] | None = None, **options: float
 ) -> Engine:
     llama, eagle3 = pair or tiny_pair()
     engine = Engine(llama, eagle3, EngineOptions(draft_length, **options), Told())  # type: ignore[arg-type]
@@ -109,6 +114,12 @@ def accepted(engine: Engine) -> list[int]:
     """Tokens accepted of each draft that the engine verified."""
     assert isinstance(engine.recorder, Told)
     return engine.recorder.accepted
+
+
+def phases(engine: Engine) -> list[Phase]:
+    """Of the target's steps so far, in their order."""
+    assert isinstance(engine.recorder, Told)
+    return engine.recorder.phases
 
 
 def tiny_settings(key_file: Path | None = None) -> Settings:

@@ -15,13 +15,15 @@ from tandem_worker.contract import SelfTestOutcome
 from tandem_worker.engine import runner
 from tandem_worker.engine.engine import Engine
 from tandem_worker.engine.pages import PAGE, Pages
+from tandem_worker.engine.plain_probe import BURST
+from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.runner import EngineBroken, Runner
 from tandem_worker.engine.self_test import observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.engine.tiles import TILE, Run, lay_out
 from unit.pairs import drafter_files, target_files
-from unit.serving import accepted, finish_all, generate, load_pair, make_engine, prompts, submit, tiny_pair
+from unit.serving import accepted, finish_all, generate, load_pair, make_engine, phases, prompts, submit, tiny_pair
 
 NEW_TOKENS = 36
 Prompts = list[list[int]]
@@ -240,3 +242,47 @@ def test_no_page_is_owned_twice_or_lost(steps: list[tuple[int, int]]) -> None:
         everyone = [page for one in owned for page in one]
         assert len(everyone) == len(set(everyone)) == pages.count - 1 - pages.free
         assert 0 not in everyone
+
+
+# --- plain rounds in between -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_plain_rounds_in_between_change_no_text_and_keep_to_their_share(
+    some: Prompts, plain: Prompts, share: float
+) -> None:
+    engine = make_engine(max_batch=3, baseline_probe=share)
+    for _ in range(1 + round(0.5 / share)):
+        assert generate(engine, some, NEW_TOKENS) == plain
+    rounds = [phase for phase in phases(engine) if phase is not Phase.PREFILL]
+    assert 0 < rounds.count(Phase.PLAIN) <= share * len(rounds) + BURST
+    assert sum(accepted(engine)) > 0
+
+
+def test_without_a_share_no_round_is_plain(some: Prompts) -> None:
+    engine = make_engine(max_batch=9)
+    generate(engine, some, 20)
+    assert Phase.PLAIN not in phases(engine)
+
+
+def test_plain_rounds_give_way_to_a_prompt_so_that_none_runs_twice(some: Prompts) -> None:
+    engine = make_engine(max_batch=2, prefill_chunk=512, baseline_probe=0.5)
+    first = submit(engine, some[0], Sampling(60))
+    while Phase.PLAIN not in phases(engine):
+        engine.step()
+    second = submit(engine, some[1], Sampling(10))
+    engine.step()
+    assert engine.speculating
+    before = phases(engine).count(Phase.PREFILL)
+    finish_all(engine)
+    assert phases(engine).count(Phase.PREFILL) - before <= 60 // BURST + 1, (
+        "rows of bursts are made good, no prompt again"
+    )
+    assert (first.finish, second.finish) == (Finish.LENGTH, Finish.LENGTH)
+
+
+def test_what_is_switched_off_stays_off_whatever_the_share(some: Prompts, plain: Prompts) -> None:
+    engine = make_engine(max_batch=3, baseline_probe=0.2)
+    engine.switch(False)
+    assert generate(engine, some, NEW_TOKENS) == plain
+    assert Phase.VERIFY not in phases(engine)

@@ -24,6 +24,7 @@ class Recipe(ApiModel):
     pod: Pod
     model_name: str
     fingerprints: Fingerprints | None = None
+    baseline_probe: float = 0.0
     weight_bytes: int | None = None  # None: never validated
 
     @property

@@ -321,7 +321,8 @@ class OnCollapse(StrEnum):
 
 
 class Guard(ApiModel):
-    """When acceptance counts as collapsed, and what then happens. Changes take effect without a rollout."""
+    """When acceptance counts as collapsed, and what then happens. Changes take effect without a rollout, but for
+    `baselineProbe`."""
 
     min_accept_length: Annotated[
         float, Field(ge=1, le=9, description="Tokens per target forward, bonus token included; 1.0: nothing accepted.")
@@ -341,6 +342,15 @@ class Guard(ApiModel):
     min_speedup: Annotated[
         float, Field(ge=0, le=10, description="Over the target alone, from step times at like batch size; 0: any.")
     ] = 1.0
+    baseline_probe: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.2,
+            description="Share of the rounds that Tandem's own worker runs without drafts, so that both kinds of step "
+            "are timed on the same load; 0: none. A change is a new revision.",
+        ),
+    ] = 0.01
     on_collapse: OnCollapse = OnCollapse.ROLLBACK
     dry_run: Annotated[
         bool,

@@ -38,6 +38,8 @@ class Builtin:
         ]
         if recipe.speculates and launch.drafter_folder:
             arguments.append(f"--drafter={launch.drafter_folder}")
+            if recipe.baseline_probe:
+                arguments.append(f"--baseline-probe={recipe.baseline_probe:g}")
         else:
             arguments.append("--no-speculation")
         if recipe.fingerprints:

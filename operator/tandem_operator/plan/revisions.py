@@ -8,6 +8,7 @@ import json
 from tandem_operator.api import Spec
 from tandem_operator.api.base import ApiModel
 from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.spec import EngineType
 from tandem_operator.api.status import Fingerprints
 
 DEADLINE_SECONDS = 1800
@@ -25,6 +26,7 @@ def recipe(spec: Spec, name: str, fingerprints: Fingerprints | None, weight_byte
         model_name=spec.model_name or name,
         fingerprints=fingerprints,
         weight_bytes=weight_bytes,
+        baseline_probe=spec.guard.baseline_probe if spec.speculates and spec.engine.type == EngineType.BUILTIN else 0.0,
     )
 
 

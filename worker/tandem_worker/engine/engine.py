@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tandem_worker.engine.pages import PAGE, Pages, pages_for
+from tandem_worker.engine.plain_probe import PlainProbe
 from tandem_worker.engine.record import NoRecord, Phase, Recorder
 from tandem_worker.engine.request import Finish, Request
 from tandem_worker.engine.runner import EngineBroken, Placement, Runner, Verified
@@ -40,6 +41,7 @@ class EngineOptions:
     context_length: int | None = None  # tokens of prompt and completion; None: the target's
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    baseline_probe: float = 0.0  # share of the rounds that are plain although the engine speculates, to time them
     kernels: bool | None = None  # None: on a GPU; True on a CPU runs them in Triton's interpreter
 
     @property
@@ -59,7 +61,8 @@ class Engine:
         self.context_limit = min(longest, pages_for(capacity) * PAGE)  # tokens of prompt and completion
         self.draft_length = options.draft_length
         self.can_speculate = eagle3 is not None
-        self.speculating = self.can_speculate
+        self.speculating = self.wanted = self.can_speculate  # in this round; by order
+        self.probe = PlainProbe(options.baseline_probe if eagle3 else 0.0)
         self.recorder: Recorder = recorder or NoRecord()
         self.eos_token_ids = frozenset(llama.target.eos_token_ids)
         self.pages = Pages(capacity)
@@ -101,7 +104,11 @@ class Engine:
 
     def switch(self, speculate: bool) -> None:
         """From the next step on, for all requests."""
-        if self.speculating == (speculate and self.can_speculate):
+        self.wanted = speculate and self.can_speculate
+        self._turn(self.wanted)
+
+    def _turn(self, speculate: bool) -> None:
+        if self.speculating == speculate:
             return
         self._finish_rounds()
         self.speculating = not self.speculating
@@ -112,6 +119,8 @@ class Engine:
 
     def step(self) -> None:
         """Raises EngineBroken when the model's output is not a number."""
+        if self.wanted:
+            self._turn(self.probe.speculates(self.scheduler))
         if self.rounds and self._may_start_round(self.rounds):
             self._start_round(self.rounds)
         elif self.rounds and self.rounds.in_flight:

@@ -65,6 +65,9 @@ def serve(
         float | None,
         typer.Option(min=0.01, max=1, help="Of the GPU's memory: must be free at start, and no more is taken."),
     ] = None,
+    baseline_probe: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of the rounds that run without drafts, to time them.")
+    ] = 0.0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     drain_seconds: Annotated[float, typer.Option(min=0, help="Longest wait for running requests at the end.")] = 25,
 ) -> None:
@@ -88,6 +91,7 @@ def serve(
             context_length=context_length,
             dtype=device.dtype,
             device=device.value,
+            baseline_probe=baseline_probe,
         ),
         threads=threads,
         gpu_memory_fraction=gpu_memory_fraction,
