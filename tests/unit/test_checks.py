@@ -85,7 +85,7 @@ ERRORS: list[tuple[str, Change, str]] = [
     ("TDM-PARAMETERS-MISSING", without("lm_head.weight"), "The target's head has 64 rows, the drafter's needs 12"),
     ("TDM-TENSORS-COLLIDE", tensor("model.norm.weight", np.ones(HIDDEN)), "model.norm.weight, norm.weight"),
     # fused states
-    ("TDM-FC-WIDTH", tensor("fc.weight", np.ones((HIDDEN, 4 * HIDDEN))), "4 states"),
+    ("TDM-LAYER-IDS-COUNT", tensor("fc.weight", np.ones((HIDDEN, 4 * HIDDEN))), "4 states"),
     ("TDM-FC-WIDTH", tensor("fc.weight", np.ones((HIDDEN + 2, 3 * HIDDEN))), "takes 16 outputs"),
     ("TDM-FC-WIDTH", tensor("fc.weight", np.ones(HIDDEN)), "not a matrix"),
     ("TDM-EAGLE1-LAYOUT", tensor("fc.weight", np.ones((HIDDEN, 2 * HIDDEN))), "EAGLE-1"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+
+EXIT_BROKEN_PIPE = 141  # as a shell tells of SIGPIPE
 
 
 def main() -> None:
@@ -17,7 +20,11 @@ def main() -> None:
         from tandem_worker import check
 
         command = check.check if sys.argv[1] == "check" else check.explain
-        sys.exit(command(sys.argv[2:]))
+        try:
+            sys.exit(command(sys.argv[2:]))
+        except BrokenPipeError:  # whoever reads has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_BROKEN_PIPE)
     from tandem_worker.command import app
 
     app()

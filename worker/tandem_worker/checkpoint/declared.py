@@ -51,6 +51,7 @@ class DeclaredTarget(Dimensions):
     architecture: Fact[str | None]
     model_type: Fact[str | None]
     linear_layers: frozenset[int]  # layers without attention, of hybrid targets
+    moe: bool  # whether it has experts
     problems: tuple[Finding, ...]
 
 
@@ -75,6 +76,7 @@ class DeclaredDrafter(Dimensions):
     states: Fact[int | None]  # num_aux_hidden_states
     ids: Mapping[str, tuple[int, ...]]  # by path, as written
     aux: bool  # use_aux_hidden_state
+    aux_where: str
     flags: Mapping[str, bool]  # by path
     mla: MlaDimensions
     algorithm: str  # of speculators: eagle3, peagle
@@ -92,6 +94,7 @@ class DeclaredDrafter(Dimensions):
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 NESTED_IDS = f"eagle_config.{IDS}"
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 KNOWN_ID_KEYS = (IDS, "target_layer_ids", "layer_ids", "aux_hidden_state_layer_ids", "dspark_target_layer_ids")
 FLAGS = (
     "norm_before_residual",
@@ -126,6 +129,7 @@ def read_declared_target(checkpoint: Checkpoint) -> DeclaredTarget:
         architecture=_architecture(top),
         model_type=model_type,
         linear_layers=_linear_layers(levels, dimensions.layers.value or 0),
+        moe=levels.find(*EXPERTS) is not None,
         problems=tuple(problems),
     )
 
@@ -157,6 +161,7 @@ def read_declared_drafter(checkpoint: Checkpoint) -> DeclaredDrafter:
         states=everywhere.integer("num_aux_hidden_states"),
         ids=_ids(config, eagle, top),
         aux=aux.value is not False,
+        aux_where=aux.where,
         flags=_flags(config, eagle, nested, problems),
         mla=MlaDimensions(
             levels.integer("q_lora_rank"),

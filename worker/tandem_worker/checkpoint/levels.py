@@ -1,6 +1,7 @@
 """Reads fields that different dialects write at different places, and says where each was found.
 
-A value of the wrong type is a finding and counts as absent: the reading goes on, so that one run tells of all mistakes.
+A value of the wrong type is a finding, and the reading goes on, so that one run tells of all mistakes: with what was
+plainly meant ("32000", 32000.0, "false"), or else as if the field were absent. So one mistake is told once.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Levels:
             whole = isinstance(value, int) and not isinstance(value, bool)
             return value if whole and minimum <= value <= LARGEST_INTEGER else None  # type: ignore[operator, return-value]
 
-        return self._read(names, accept, f"an integer of at least {minimum}", default, whose)
+        return self._read(
+            names, accept, f"an integer of at least {minimum}", default, whose, lambda value: accept(_meant(value))
+        )
 
     def number(self, *names: str, default: float | None = None, whose: str = "") -> Fact[float | None]:
         def accept(value: object) -> float | None:
@@ -69,9 +72,10 @@ class Levels:
         return self._read(names, accept, "a finite number above zero", default, whose)
 
     def boolean(self, *names: str, default: bool | None = None, whose: str = "") -> Fact[bool | None]:
-        return self._read(
-            names, lambda value: value if isinstance(value, bool) else None, "true or false", default, whose
-        )
+        def accept(value: object) -> bool | None:
+            return value if isinstance(value, bool) else None
+
+        return self._read(names, accept, "true or false", default, whose, lambda value: accept(_meant(value)))
 
     def text(self, *names: str, default: str | None = None, whose: str = "") -> Fact[str | None]:
         return self._read(names, lambda value: value if isinstance(value, str) else None, "a string", default, whose)
@@ -101,7 +105,13 @@ class Levels:
         )
 
     def _read(
-        self, names: tuple[str, ...], accept: Callable[[object], T | None], expected: str, default: T | None, whose: str
+        self,
+        names: tuple[str, ...],
+        accept: Callable[[object], T | None],
+        expected: str,
+        default: T | None,
+        whose: str,
+        meant: Callable[[object], T | None] = lambda _: None,
     ) -> Fact[T | None]:
         found = self.find(*names)
         if found is not None:
@@ -110,4 +120,15 @@ class Levels:
             if value is not None:
                 return Fact(value, level.prefix + name)
             self.wrong(level, name, expected)
+            if (plain := meant(level.raw(name))) is not None:
+                return Fact(plain, level.prefix + name)
         return Fact(default, "", whose if default is not None else "")
+
+
+def _meant(value: object) -> object:
+    """The value that a string or a float spells; None when that is not plain."""
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else None

@@ -34,7 +34,7 @@ def layer_ids_count(pairing: Pairing) -> Iterable[Finding]:
         return
     for path, ids in pairing.drafter.ids.items():
         states = fc.shape[1] / width
-        if len(ids) != states:
+        if path in pairing.miscounted:
             yield error(
                 "TDM-LAYER-IDS-COUNT",
                 f"{path} names {len(ids)} layers, {list(ids)}; fc.weight is {list(fc.shape)} and takes {states:g} "
@@ -272,7 +272,7 @@ def defaults_told(pairing: Pairing) -> Iterable[Finding]:
         )
         yield note("TDM-CAPTURE-INDEXES", message, file=pairing.config_file, where=resolution.ids_where)
     flag = resolution.flags["norm_before_residual"]
-    if not flag.declared:
+    if not flag.declared and "the flag norm_before_residual" not in resolution.unknown:
         message = (
             f"The config does not state norm_before_residual; {pairing.engine.title} takes {str(flag.value).lower()}, "
             f"some engines take {str(not flag.value).lower()}."
@@ -282,11 +282,9 @@ def defaults_told(pairing: Pairing) -> Iterable[Finding]:
 
 def remedy(pairing: Pairing, wanted: tuple[int, ...]) -> str:
     """How to write capture indexes so that this engine captures them."""
-    layers, family = pairing.target.layers.value or 0, pairing.resolution.target_family or ""
+    layers = pairing.target.layers.value or 0
     ways = []
-    for path, rule in pairing.engine.ask("ids_read", []).value:
-        if rule == "by_target":
-            rule = pairing.engine.ask("ids_rule", family=family).value
+    for path, rule in pairing.resolution.ids_read:
         ids = ids_for(wanted, layers, rule) if rule else None
         if ids is not None:
             place = "at top level" if "." not in path else f"inside {path.split('.')[0]}"
@@ -295,7 +293,7 @@ def remedy(pairing: Pairing, wanted: tuple[int, ...]) -> str:
 
 
 def _paths(pairing: Pairing) -> str:
-    return " or ".join(path for path, _ in pairing.engine.ask("ids_read", []).value)
+    return " or ".join(path for path, _ in pairing.resolution.ids_read)
 
 
 def _sentence(text: str) -> str:

@@ -26,6 +26,8 @@ CHECKS: tuple[Check, ...] = (
     parameters.colliding_tensors,
     classes.layer_count,
     classes.flags_ignored,
+    classes.aux_ignored,
+    classes.truncated_vocabulary,
     classes.draft_vocab_size_stated,
     vocabulary.vocabulary_sizes,
     vocabulary.draft_vocabulary,
@@ -43,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     parallel.tensor_parallel,
     parallel.pipeline_parallel,
     parallel.inherited_quantisation,
+    parallel.attention_backend,
     capture.capture_order,
     capture.convention,
     capture.linear_layers,
@@ -64,7 +67,9 @@ CHECKS: tuple[Check, ...] = (
 
 def run_checks(pairing: Pairing) -> tuple[tuple[Finding, ...], Verdict]:
     """Raises CheckpointError when a file changes or can not be read on the way."""
-    findings: list[Finding] = []
+    findings = list(classes.not_a_drafter(pairing))
+    if findings:
+        return tuple(findings), verdict_of(findings, unknown=False)
     unknown = [_unknown(pairing)] if pairing.resolution.unknown else []
     for check in CHECKS:
         try:

@@ -10,6 +10,8 @@ from tandem_worker.checks.pairing import Pairing
 from tandem_worker.finding import Finding
 
 NAMED_SO = "LlamaForCausalLMEagle3"
+LLAMA_CLASSES = (NAMED_SO, "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
+MLA_CLASSES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -56,17 +58,8 @@ def drafter_class(pairing: Pairing) -> Iterable[Finding]:
             action=action,
         )
     elif family == "other":
-        kinds = ("MLA", "Llama-style") if _mla(pairing) else ("Llama-style", "MLA")
-        yield error(
-            "TDM-DRAFTER-CLASS-TENSORS",
-            f"The architecture is named {name}, a class for {kinds[1]} attention, and the tensors are {kinds[0]}.",
-            file=pairing.config_file,
-            where="architectures[0]",
-            found=name,
-            expected=wanted,
-            action=action,
-        )
-    elif pairing.refused:
+        yield _wrong_kind(pairing, name)
+    elif pairing.refused and not any(problem.where == "architectures" for problem in pairing.drafter.problems):
         yield error(
             "TDM-DRAFTER-CLASS",
             f"{pairing.says} has no class for a drafter whose architecture is named {name}: start-up ends in an error.",
@@ -78,9 +71,32 @@ def drafter_class(pairing: Pairing) -> Iterable[Finding]:
         )
 
 
+def _wrong_kind(pairing: Pairing, name: str) -> Finding:
+    mla = _mla(pairing)
+    kinds = ("MLA", "Llama-style") if mla else ("Llama-style", "MLA")
+    wanted = "Eagle3DeepseekV2ForCausalLM" if mla else NAMED_SO
+    return error(
+        "TDM-DRAFTER-CLASS-TENSORS",
+        f"The architecture is named {name}, a class for {kinds[1]} attention, and the tensors are {kinds[0]}.",
+        file=pairing.config_file,
+        where="architectures[0]",
+        found=name,
+        expected=wanted,
+        action=f'Set "architectures": ["{wanted}"] (tandem-worker convert writes a copy).',
+    )
+
+
+def _other_kind(pairing: Pairing, name: str) -> Iterable[Finding]:
+    """A class that engines know, for the other kind of attention."""
+    if (name in MLA_CLASSES and not _mla(pairing)) or (name in LLAMA_CLASSES and _mla(pairing)):
+        yield _wrong_kind(pairing, name)
+
+
 def _by_tensors(pairing: Pairing, name: str) -> Iterable[Finding]:
     """Tandem and nobody in particular go by the tensors; a name that says something else is told."""
     if "eagle3" in name.lower() or "peagle" in name.lower() or "eagle-3" in name.lower():
+        if pairing.neutral:
+            yield from _other_kind(pairing, name)
         return
     message = (
         f"The drafter's architecture is named {name}, a plain language model's, and its tensors are EAGLE-3: SGLang "
@@ -107,7 +123,10 @@ def layer_count(pairing: Pairing) -> Iterable[Finding]:
     stated = pairing.drafter.layers
     if stated.value is None or pairing.engine.name == "builtin":  # which refuses any number but one, elsewhere
         return
-    present = {0} | {int(match[1]) for key in pairing.drafter.checkpoint.tensors if (match := LAYER.search(key))}
+    keys = pairing.drafter.checkpoint.tensors
+    present = {int(match[1]) for key in keys if (match := LAYER.search(key))} or {0}
+    if any("midlayer." in key for key in keys):
+        present |= {0}
     most = pairing.engine.ask("layers_most", 0, drafter=pairing.resolution.family).value
     if stated.value != len(present):
         yield error(
@@ -142,6 +161,7 @@ def draft_vocab_size_stated(pairing: Pairing) -> Iterable[Finding]:
         and absent
         and not drafter.tie.value
         and not _head_disagrees(pairing)
+        and not pairing.eagle1
     ):
         yield error(
             "TDM-DRAFT-VOCABULARY-UNSTATED",
@@ -152,6 +172,59 @@ def draft_vocab_size_stated(pairing: Pairing) -> Iterable[Finding]:
             expected=f"{drafter.vocabulary}, or null",
             action=f'Add "draft_vocab_size": {drafter.vocabulary}.',
         )
+
+
+def truncated_vocabulary(pairing: Pairing) -> Iterable[Finding]:
+    """Some exports name the draft vocabulary truncated_vocab_size as well; engines read draft_vocab_size alone."""
+    stated = pairing.drafter.draft_vocab_size
+    if not stated.where.endswith("truncated_vocab_size") or pairing.engine.name == "builtin" or pairing.refused:
+        return
+    make = warning if pairing.neutral else error
+    yield make(
+        "TDM-DRAFT-VOCABULARY-UNSTATED",
+        f"The drafter's config has {stated.where} {stated.value} and no draft_vocab_size; {pairing.engine.title} reads "
+        "the second alone.",
+        file=pairing.config_file,
+        where="draft_vocab_size",
+        found="absent",
+        expected=stated.value,
+        action=f'Add "draft_vocab_size": {stated.value}.',
+    )
+
+
+def aux_ignored(pairing: Pairing) -> Iterable[Finding]:
+    """use_aux_hidden_state counts inside eagle_config alone; elsewhere an engine takes it for true."""
+    drafter = pairing.drafter
+    if drafter.aux or drafter.aux_where != "use_aux_hidden_state" or pairing.engine.name == "builtin":
+        return
+    make = warning if pairing.neutral else error
+    yield make(
+        "TDM-FLAG-IGNORED",
+        f"use_aux_hidden_state is false at top level, and {pairing.engine.title} reads it inside eagle_config alone: "
+        "it captures states and looks for fc.",
+        file=pairing.config_file,
+        where="use_aux_hidden_state",
+        found="false",
+        expected="eagle_config.use_aux_hidden_state",
+        action='Write "eagle_config": {"use_aux_hidden_state": false}.',
+    )
+
+
+def not_a_drafter(pairing: Pairing) -> Iterable[Finding]:
+    """Everything else then follows from it, and only this is told."""
+    if not pairing.whole_model:
+        return
+    layers = pairing.drafter.layers.value
+    yield error(
+        "TDM-NOT-A-DRAFTER",
+        f"The drafter at {pairing.drafter.checkpoint.path} is a language model of {layers} layers, not an EAGLE-3 "
+        "head: it has no fc, no hidden_norm, and its first layer reads the embedding alone.",
+        file=pairing.drafter.checkpoint.path,
+        where="fc.weight",
+        found=f"{pairing.drafter.architecture.value or 'no class'}, {layers} layers",
+        expected="an EAGLE-3 drafter: fc, one decoder layer, norm",
+        action="Give the drafter's own folder, not a model's.",
+    )
 
 
 def _head_disagrees(pairing: Pairing) -> bool:

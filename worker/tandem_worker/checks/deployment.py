@@ -33,6 +33,11 @@ class Deployment:
         return value if isinstance(value, str) else ""
 
 
+def truth(value: str) -> bool:
+    """Of a variable or an argument, as engines read them."""
+    return value.strip().lower() in ("1", "true", "yes", "y", "on")
+
+
 NUMBERS = ("context_length", "tensor_parallel", "pipeline_parallel", "steps", "top_k", "draft_tokens", "draft_length")
 JSON_KEYS = {  # of vLLM's --speculative-config
     "method": "algorithm",
@@ -41,6 +46,7 @@ JSON_KEYS = {  # of vLLM's --speculative-config
     "draft_tensor_parallel_size": "draft_tensor_parallel",
     "parallel_drafting": "parallel_drafting",
     "max_model_len": "draft_context_length",
+    "rejection_sample_method": "rejection",
 }
 JSON_TYPES: Mapping[str, type] = {
     "method": str,
@@ -49,6 +55,7 @@ JSON_TYPES: Mapping[str, type] = {
     "draft_tensor_parallel_size": int,
     "parallel_drafting": bool,
     "max_model_len": int,
+    "rejection_sample_method": str,
 }
 COMMON = {  # understood for every engine, with or without a table of its own
     "context_length": ("--context-length", "--max-model-len"),
@@ -72,8 +79,8 @@ def read_deployment(
             values |= _from_json(flag, value, findings)
         elif name is not None:
             values[name] = value
-            if name in NUMBERS and not value.isdecimal():
-                findings.append(_wrong_type(flag, value, "a whole number"))
+            if name in NUMBERS and not (value.isdecimal() and int(value)):
+                findings.append(_wrong_type(flag, value, "a whole number above zero"))
     if context_length is not None:
         values["context_length"] = context_length
     return Deployment(values, env, tuple(findings))
@@ -117,8 +124,9 @@ def _from_json(flag: str, text: str, findings: list[Finding]) -> dict[str, Json]
         wanted = JSON_TYPES.get(key)
         if wanted is None:
             continue
-        if type(item) is not wanted:
-            findings.append(_wrong_type(f"{flag} {key}", repr(item), f"a {wanted.__name__}"))
+        if type(item) is not wanted or (wanted is int and item < 1):  # type: ignore[operator]
+            expected = "a whole number above zero" if wanted is int else f"a {wanted.__name__}"
+            findings.append(_wrong_type(f"{flag} {key}", repr(item), expected))
         else:
             values[JSON_KEYS[key]] = item
     return values
@@ -139,7 +147,8 @@ def check_deployment(deployment: Deployment, engine: Engine, drafter_named: str)
     """What shows in the arguments alone. `drafter_named` is the drafter's class, for the sentence."""
     yield from deployment.findings
     algorithm = deployment.text("algorithm")
-    if algorithm and algorithm.upper() not in ("EAGLE3",):
+    wanted = "EAGLE3" if engine.name == "sglang" else "eagle3"
+    if algorithm and algorithm != wanted and (engine.name == "vllm" or algorithm.upper() != "EAGLE3"):
         yield error(
             "TDM-ALGORITHM",
             f"The engine is told to use the algorithm {algorithm}, and the drafter ({drafter_named}) is an "
@@ -148,8 +157,8 @@ def check_deployment(deployment: Deployment, engine: Engine, drafter_named: str)
             "without any error.",
             where=", ".join(engine.table.arguments.get("algorithm", ("algorithm",))),
             found=algorithm,
-            expected="eagle3" if algorithm.islower() else "EAGLE3",
-            action="Set the algorithm to EAGLE-3.",
+            expected=wanted,
+            action=f"Set the algorithm to {wanted}.",
         )
     steps, top_k, tokens = (deployment.number(name) for name in ("steps", "top_k", "draft_tokens"))
     if top_k == 1 and steps is not None and tokens is not None and tokens != steps + 1:
@@ -162,16 +171,7 @@ def check_deployment(deployment: Deployment, engine: Engine, drafter_named: str)
             action=f"Set --speculative-num-draft-tokens {steps + 1}, or a larger top-k.",
         )
     yield from _token_map(deployment, engine)
-    for name in engine.table.arguments.get("fake_acceptance_env", ()):
-        if deployment.env.get(name):
-            yield error(
-                "TDM-ACCEPTANCE-FAKED",
-                f"The environment sets {name}={deployment.env[name]}: the engine then makes its accept length up.",
-                where=name,
-                found=deployment.env[name],
-                expected="unset",
-                action=f"Remove {name} from the pod's environment.",
-            )
+    yield from _faked(deployment, engine)
     threshold = deployment.text("accept_threshold")
     if threshold.replace(".", "", 1).isdecimal() and float(threshold) < 1:
         yield warning(
@@ -182,6 +182,39 @@ def check_deployment(deployment: Deployment, engine: Engine, drafter_named: str)
             expected="1.0",
             action="Leave the threshold at 1.0 to keep the target's own distribution.",
         )
+
+
+def _faked(deployment: Deployment, engine: Engine) -> Iterable[Finding]:
+    """Switches for benchmarks: acceptance is then what somebody chose, and no measurement means anything."""
+    told = {name: deployment.env.get(name, "") for name in engine.table.arguments.get("fake_acceptance_env", ())}
+    if deployment.text("rejection") == "synthetic":
+        told["rejection_sample_method"] = "synthetic"
+    for name, value in told.items():
+        if value and not (_number(value) is not None and (_number(value) or 0) <= 0):  # 0 and less switch it off
+            yield error(
+                "TDM-ACCEPTANCE-FAKED",
+                f"The deployment sets {name} to {value}: the engine then makes its accept length up.",
+                where=name,
+                found=value,
+                expected="unset",
+                action=f"Remove {name} from the engine's arguments or environment.",
+            )
+    if deployment.text("rejection") == "fly":
+        yield warning(
+            "TDM-LOSSY-ACCEPTANCE",
+            "rejection_sample_method fly lets through tokens that the target would not have sampled.",
+            where="rejection_sample_method",
+            found="fly",
+            expected="standard",
+            action="Leave rejection_sample_method out to keep the target's own distribution.",
+        )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _token_map(deployment: Deployment, engine: Engine) -> Iterable[Finding]:

@@ -53,6 +53,7 @@ class EngineResolution:
     ids: Indexes | None  # the list that the engine reads
     ids_where: str
     ids_rule: str
+    ids_read: tuple[tuple[str, str], ...]  # every place that the engine looks at, and the rule there
     ignored_ids: Mapping[str, Indexes]
     captured: Indexes | None
     states: int | None
@@ -80,15 +81,20 @@ class _Asker:
         return answer.value if answer.known else default
 
 
-def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine) -> EngineResolution:
-    """Never raises: what the table does not tell is in `unknown`, and the rest is resolved all the same."""
+def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine, runner: str = "") -> EngineResolution:
+    """Never raises: what the table does not tell is in `unknown`, and the rest is resolved all the same.
+
+    `runner`: the engine's model runner, where the deployment forces one (vLLM has two, which read layer ids at
+    different places).
+    """
     ask = _Asker(engine, [])
     family, drafter_class = _drafter_class(drafter, ask)
     if family in ("llama", "qwen3", "mla") and (family == "mla") != (family_by_tensors(drafter) == "mla"):
         family = "other"  # the class is for the other kind of attention
     counted = family if family in ("llama", "qwen3", "mla") else "llama"  # to go on checking what does not depend on it
     target_family = engine.family_of(target.architecture.value or "")
-    read, where, rule, captured = _captured(target, drafter, ask, target_family or "")
+    sources = _ids_read(target, ask, target_family or "", runner)
+    read, where, rule, captured = _captured(target, drafter, ask, target_family or "", sources)
     hook = _hook(target, target_family, ask)
     if family in ("", "plain", "other") and "the drafter's class" not in ask.unknown:
         # The engine has no class for this drafter, and says no more of it. What any class would need is still checked.
@@ -101,7 +107,9 @@ def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine
     shapes = expected_parameters(drafter, counted, states, width, {name: flag.value for name, flag in flags.items()})
     tensors = _tensors(drafter, shapes, spelling(ask("the names of tensors", "names", ANY_SPELLING, drafter=counted)))
     parameters = _parameters(target, drafter, shapes, tensors, ask, counted)
-    applied, reason = _fc(drafter, parameters, states, width)
+    skips = ask("whether fc is applied", "fc_skipped", "never") == "equal_width"
+    skipped = skips and states == 1 and width == drafter.hidden_size.value
+    applied, reason = _fc(drafter, parameters, skipped, f"{states} states of {width} side by side")
     return EngineResolution(
         engine=engine,
         family=family,
@@ -111,6 +119,7 @@ def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine
         ids=read,
         ids_where=where,
         ids_rule=rule,
+        ids_read=sources,
         ignored_ids={path: ids for path, ids in drafter.ids.items() if path != where},
         captured=captured,
         states=states,
@@ -153,22 +162,34 @@ def family_by_tensors(drafter: DeclaredDrafter) -> str:
     return "qwen3" if qwen3 and normed else "llama"
 
 
+def _ids_read(target: DeclaredTarget, ask: _Asker, family: str, runner: str) -> tuple[tuple[str, str], ...]:
+    """Where the engine looks for layer ids, and by which rule it makes capture indexes of them. Empty: not known."""
+    about = "the layers that are captured"
+    kind = "hybrid" if target.linear_layers else "moe" if target.moe else "dense"
+    runner = runner or ask(about, "runner", "", kind=kind, architecture=target.architecture.value or "")
+    found = []
+    for path, rule in ask(about, "ids_read", [], runner=runner):
+        found.append((path, ask(about, "ids_rule", "", family=family) if rule == "by_target" else rule))
+    return tuple(found)
+
+
 def _captured(
-    target: DeclaredTarget, drafter: DeclaredDrafter, ask: _Asker, family: str
+    target: DeclaredTarget,
+    drafter: DeclaredDrafter,
+    ask: _Asker,
+    family: str,
+    sources: tuple[tuple[str, str], ...],
 ) -> tuple[Indexes | None, str, str, Indexes | None]:
     """(the list that is read, where, the rule, capture indexes)."""
     layers = target.layers.value
-    sources = ask("the layers that are captured", "ids_read")
-    if layers is None or sources is None or not drafter.aux:
+    if layers is None or not sources or not drafter.aux:
         return None, "", "", None
     order = ask("the layers that are captured", "order", "kept")
     for path, rule in sources:
         ids = drafter.ids.get(path)
         if not ids:
             continue
-        if rule == "by_target":
-            rule = ask("the layers that are captured", "ids_rule", family=family)
-        if rule is None:
+        if not rule:
             return ids, path, "", None
         captured = RULES[rule](ids, layers)
         return ids, path, rule, tuple(sorted(set(captured))) if order == "ascending" else captured
@@ -274,16 +295,14 @@ def _head(target: DeclaredTarget, drafter: DeclaredDrafter, ask: _Asker) -> Orig
     return Origin.TARGET
 
 
-def _fc(
-    drafter: DeclaredDrafter, parameters: Mapping[str, Origin], states: int | None, width: int | None
-) -> tuple[bool, str]:
+def _fc(drafter: DeclaredDrafter, parameters: Mapping[str, Origin], skipped: bool, inputs: str) -> tuple[bool, str]:
     if not drafter.aux:
         return False, "use_aux_hidden_state is false: the drafter reads the target's last hidden state alone"
     if parameters.get("fc.weight") is not Origin.FILES:
         return False, "nothing provides fc.weight"
-    if states == 1 and width == drafter.hidden_size.value:
-        return False, "one state as wide as the embedding: engines skip fc by that test"
-    return True, f"{states} states of {width} side by side"
+    if skipped:
+        return False, "one state is as wide as the embedding, and by that test fc is skipped"
+    return True, inputs
 
 
 def _hook(target: DeclaredTarget, family: str | None, ask: _Asker) -> bool | None:

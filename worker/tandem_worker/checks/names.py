@@ -65,6 +65,18 @@ def parameter_of(key: str, spelled: Spelling) -> str | None:
     return None
 
 
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def meant_for_all(key: str) -> tuple[str, ...]:
+    """As `meant_for`; of projections that were fused before they were saved, each."""
+    for fused, parts in FUSED.items():
+        if f".{fused}." in key:
+            return tuple(name for part in parts if (name := meant_for(key.replace(fused, part))))
+    name = meant_for(key)
+    return (name,) if name else ()
+
+
 def meant_for(key: str) -> str | None:
     """The parameter that a tensor under a foreign name was probably meant for."""
     match = _MEANT.search(PACKED.sub(".weight", key))

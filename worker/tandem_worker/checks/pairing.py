@@ -9,14 +9,15 @@ from functools import cached_property
 from tandem_worker.checkpoint import TensorInfo
 from tandem_worker.checkpoint.declared import DeclaredDrafter, DeclaredTarget
 from tandem_worker.checkpoint.tensors import INTEGERS, Array, read_tensor, unwritten
-from tandem_worker.checks.deployment import Deployment
+from tandem_worker.checks.deployment import Deployment, truth
 from tandem_worker.checks.engine_resolution import EngineResolution, Use, resolve_for
-from tandem_worker.checks.names import PACKED
+from tandem_worker.checks.names import PACKED, meant_for
 from tandem_worker.engines import Engine
 from tandem_worker.finding import Finding
 
 T2D_DTYPES = INTEGERS | {"BOOL": "?"}
 NORMS = ("norm.weight", *(f"midlayer.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")))
+FIRST_INPUTS = ("midlayer.self_attn.q_proj.weight", "midlayer.self_attn.q_a_proj.weight")
 PACKED_DTYPES = frozenset({"U8", "I32", "U32", "F4", "I8"})
 
 
@@ -37,7 +38,19 @@ class Pairing:
 
     @cached_property
     def resolution(self) -> EngineResolution:
-        return resolve_for(self.target, self.drafter, self.engine)
+        return resolve_for(self.target, self.drafter, self.engine, self._runner)
+
+    @property
+    def _runner(self) -> str:
+        """The model runner that the deployment forces; empty: the engine's own choice."""
+        names = self.engine.table.arguments.get("runner_env", ())
+        forced = next((self.deployment.env[name] for name in names if self.deployment.env.get(name)), "")
+        if forced:
+            return "v2" if truth(forced) else "v1"
+        parallel = truth(str(self.deployment.values.get("parallel_drafting", "")))
+        staged = (self.deployment.number("pipeline_parallel") or 1) > 1
+        kind = "parallel_drafting" if parallel else "pipeline" if staged else ""
+        return str(self.engine.ask("runner", "", kind=kind).value) if kind else ""
 
     @property
     def config_file(self) -> object:
@@ -96,6 +109,34 @@ class Pairing:
         return hidden != width and fc.shape[1] == (self.resolution.states or 3) * hidden
 
     @property
+    def declared_states(self) -> list[int]:
+        """How many states the config says that fc takes, wherever it says so."""
+        stated = self.drafter.states.value
+        return [len(ids) for ids in self.drafter.ids.values()] + ([stated] if stated else [])
+
+    @cached_property
+    def miscounted(self) -> tuple[str, ...]:
+        """Lists of layer ids that name another number of states than fc takes of the target's."""
+        fc, width = self.fc, self.target.hidden_size.value
+        if fc is None or len(fc.shape) != 2 or not width:
+            return ()
+        return tuple(path for path, ids in self.drafter.ids.items() if len(ids) * width != fc.shape[1])
+
+    @cached_property
+    def whole_model(self) -> bool:
+        """A language model in the drafter's place: nothing fuses states or reads them beside the embedding."""
+        if not self.drafter.aux or self.drafter.draft_vocab_size.declared:
+            return False
+        names = {meant_for(key) for key in self.drafter.checkpoint.tensors}
+        if names & {"fc.weight", "midlayer.hidden_norm.weight", "d2t", "t2d"}:
+            return False
+        hidden = self.drafter.hidden_size.value
+        first = next((t for key, t in self.drafter.checkpoint.tensors.items() if meant_for(key) in FIRST_INPUTS), None)
+        if first is None or len(first.shape) != 2 or packed(first):
+            return (self.drafter.layers.value or 1) > 1
+        return first.shape[1] == hidden
+
+    @property
     def reduced(self) -> bool:
         """Whether draft ids are not simply target ids."""
         return self.drafter.vocabulary != self.drafter.vocab_size.value
@@ -106,7 +147,7 @@ class Pairing:
         too, and only this is told.
         """
         fc, hidden = self.fc, self.drafter.hidden_size.value
-        if fc is None or len(fc.shape) != 2 or not hidden:
+        if fc is None or len(fc.shape) != 2 or not hidden or 2 in self.declared_states:
             return False
         wanted = (self.resolution.states or 3) * (self.target.hidden_size.value or hidden)
         return fc.shape[1] == 2 * hidden and fc.shape[1] != wanted

@@ -10,6 +10,8 @@ from tandem_worker.checks.engine_resolution import Origin
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.finding import Finding
 
+LATENT_BACKENDS = ("trtllm_mla", "cutlass_mla", "flashmla")
+
 
 def arguments(pairing: Pairing) -> Iterable[Finding]:
     named = pairing.drafter.architecture.value or "of no named class"
@@ -88,3 +90,20 @@ def inherited_quantisation(pairing: Pairing) -> Iterable[Finding]:
             expected=f"{inherits[0]} unquant",
             action=f"Add {inherits[0]} unquant.",
         )
+
+
+def attention_backend(pairing: Pairing) -> Iterable[Finding]:
+    """A Llama-style drafter inherits its target's backend, which may compute latent attention alone."""
+    asked = pairing.deployment.text("draft_attention_backend") or pairing.deployment.text("attention_backend")
+    if asked not in LATENT_BACKENDS or pairing.resolution.family not in ("llama", "qwen3"):
+        return
+    flag = pairing.engine.table.arguments.get("draft_attention_backend", ("--attention-backend",))[0]
+    yield error(
+        "TDM-ATTENTION-BACKEND",
+        f"The attention backend {asked} computes latent attention (MLA) alone, and the drafter is Llama-style: "
+        f"{pairing.engine.title} ends in an error at its first draft.",
+        where=flag,
+        found=asked,
+        expected="a backend for grouped heads",
+        action=f"Add {flag} with trtllm_mha, flashinfer, fa3 or triton.",
+    )

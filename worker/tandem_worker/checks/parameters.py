@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tandem_worker.checkpoint.errors import Details, Place, error, listed, note, warning
 from tandem_worker.checks.engine_resolution import Origin, Use
 from tandem_worker.checks.expected import VOCABULARY
-from tandem_worker.checks.names import PACKED, meant_for
+from tandem_worker.checks.names import PACKED, meant_for, meant_for_all
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.finding import Finding
 
@@ -23,7 +23,8 @@ def dropped_tensors(pairing: Pairing) -> Iterable[Finding]:
     if pairing.eagle1 or not lost:
         return
     refused = any(resolution.tensors[key][0] is Use.REFUSED for key in lost)
-    random = sorted(name for name in map(meant_for, lost) if name and resolution.parameters.get(name) is Origin.RANDOM)
+    meant = [name for key in lost for name in meant_for_all(key)]
+    random = sorted(name for name in meant if resolution.parameters.get(name) is Origin.RANDOM)
     effect = "refuses to load them" if refused else "would drop them in silence"
     flags = {flag for key in lost for part, flag in FLAG_OF.items() if part in key}
     yield error(
@@ -67,7 +68,8 @@ def missing_parameters(pairing: Pairing) -> Iterable[Finding]:
     if pairing.eagle1:
         return
     parameters, tensors = pairing.resolution.parameters, pairing.resolution.tensors
-    meant = {meant_for(key) for key, (use, _) in tensors.items() if use in (Use.DROPPED, Use.REFUSED)}
+    lost = [key for key, (use, _) in tensors.items() if use in (Use.DROPPED, Use.REFUSED)]
+    meant = {name for key in lost for name in meant_for_all(key)}
     random = [name for name, origin in parameters.items() if origin is Origin.RANDOM and name not in meant]
     if (pairing.drafter.layers.value or 1) > 1:
         present = {name.split(".")[1] for _, name in tensors.values() if name.startswith("layers.")}
@@ -138,7 +140,13 @@ def colliding_tensors(pairing: Pairing) -> Iterable[Finding]:
 def fc_unused(pairing: Pairing) -> Iterable[Finding]:
     """fc in the files, and nothing that runs it."""
     fc = next((key for key in pairing.drafter.checkpoint.tensors if meant_for(key) == "fc.weight"), None)
-    if fc is None or pairing.resolution.fc_applied or pairing.eagle1:
+    if fc is None or pairing.eagle1:
+        return
+    alone = pairing.resolution.states == 1 and pairing.resolution.target_width == pairing.drafter.hidden_size.value
+    if pairing.neutral and pairing.drafter.aux and alone:
+        message = "One captured state is as wide as the embedding; SGLang tells by the width whether to apply fc, and"
+        yield warning("TDM-FC-UNUSED", f"{message} skips it.", file=pairing.config_file, where=fc)
+    if pairing.resolution.fc_applied:
         return
     tensor = pairing.drafter.checkpoint.tensors[fc]
     place: Place = {"file": tensor.file, "where": fc, "found": list(tensor.shape)}

@@ -8,8 +8,9 @@ from tandem_worker.checkpoint.declared import DeclaredDrafter, DeclaredTarget, D
 from tandem_worker.checkpoint.describe_parts import STORED_DTYPES
 from tandem_worker.checkpoint.errors import Details, error, listed, note, warning
 from tandem_worker.checkpoint.tensors import FLOATS
+from tandem_worker.checks.deployment import truth
 from tandem_worker.checks.names import SCALES
-from tandem_worker.checks.pairing import Pairing
+from tandem_worker.checks.pairing import Pairing, packed
 from tandem_worker.finding import Finding
 
 WIDE = frozenset({"float32", "float64"})
@@ -102,9 +103,8 @@ def max_positions(pairing: Pairing) -> Iterable[Finding]:
     if ours is None or theirs is None or ours >= theirs:
         return
     effect, says = pairing.engine.ask("context", "untrained").value, pairing.says
-    allowed = any(
-        pairing.deployment.env.get(name) for name in pairing.engine.table.arguments.get("longer_context_env", ())
-    )
+    overrides = pairing.engine.table.arguments.get("longer_context_env", ())
+    allowed = any(truth(pairing.deployment.env.get(name, "")) for name in overrides)
     told = {
         "must_reach": f"{says} does not start, unless the served length is at most {ours}",
         "out_of_bounds": f"{says} reads past its rotary table beyond {ours} tokens",
@@ -152,7 +152,9 @@ def weight_dtypes(pairing: Pairing) -> Iterable[Finding]:
         make = warning if wider or narrower else note
         yield make("TDM-DTYPE-DIFFERS", message, **details)
     scaled = [key for key in drafter.checkpoint.tensors if SCALES.search(key)]
-    eight = [tensor for tensor in tensors if tensor.dtype in EIGHT_BIT]
+    eight = [
+        tensor for tensor in tensors if tensor.dtype in EIGHT_BIT or (packed(tensor) and "lm_head" not in tensor.name)
+    ]
     aside = drafter.checkpoint.path / "hf_quant_config.json"  # where ModelOpt's exports say it
     if eight and drafter.quantization.value is None and not aside.exists():
         scales = f", with {len(scaled)} scales" if scaled else " and there are no scales"

@@ -56,9 +56,12 @@ def fc_width(pairing: Pairing) -> Iterable[Finding]:
             **place,
         )
         return
+    odd = states is not None and fc.shape[1] != states * width and fc.shape[0] == hidden
+    if odd and pairing.engine.name == "builtin" and fc.shape[1] / width in pairing.declared_states:
+        return  # the engine's own reading of the config refuses any number but three
     if states is None or (fc.shape == (hidden, states * engine_width) and engine_width == width):
         return
-    if resolution.states_where in pairing.drafter.ids and fc.shape == (hidden, fc.shape[1] // width * width):
+    if pairing.miscounted and fc.shape == (hidden, fc.shape[1] // width * width):
         return  # the list names another number of layers than fc takes: told as a mistake of the list
     yield _fc_differs(pairing, fc, states, engine_width, hidden, width, place)
 
@@ -102,8 +105,7 @@ def _fc_differs(
             expected=width,
             action=f'Add "target_hidden_size": {width} to the drafter\'s config.json.',
         )
-    declared = [len(ids) for ids in drafter.ids.values()] + [drafter.states.value or 0]
-    if fc.shape[0] == hidden and seen in declared and engine_width == width:
+    if fc.shape[0] == hidden and seen in pairing.declared_states and engine_width == width:
         return error(
             "TDM-STATES-IGNORED",
             f"The config names {seen:g} states and fc.weight {list(fc.shape)} takes {seen:g}; "
@@ -165,7 +167,7 @@ def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Iterable[Findin
         wrong = {source: mismatches for source, mismatches in wrong.items() if "hidden" not in source}
         if pairing.drafter.head_dim.default_of == GUESSED_HEAD_DIM:
             wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
-    head_dim = _guessed_head_dim(pairing, wrong)
+    head_dim = _guessed_head_dim(pairing, wrong) or _wrong_head_dim(pairing, wrong)
     if head_dim is not None:
         yield head_dim
         wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
@@ -210,6 +212,32 @@ def _guessed_head_dim(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Fin
         found=drafter.head_dim.value,
         expected=stored,
         action=f'Add "head_dim": {stored} to the drafter\'s config.json.',
+    )
+
+
+def _wrong_head_dim(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Finding | None:
+    """The heads are as many as stated and all of another width: one field is wrong, not each projection."""
+    drafter = pairing.drafter
+    queries, keys = (wrong.get(f"{heads} x head_dim") for heads in ("num_attention_heads", "num_key_value_heads"))
+    if not queries or not keys or not drafter.heads.value or not drafter.kv_heads.value:
+        return None
+    stored = {
+        mismatch.tensor.shape[mismatch.axis] / heads
+        for mismatches, heads in ((queries, drafter.heads.value), (keys, drafter.kv_heads.value))
+        for mismatch in mismatches
+    }
+    if len(stored) != 1:
+        return None
+    first = queries[0].tensor
+    return error(
+        "TDM-DRAFTER-SHAPE",
+        f"head_dim is {drafter.head_dim.value}, and the tensors have heads of {stored.pop():g}: {first.name} is "
+        f"{list(first.shape)}.",
+        file=pairing.config_file,
+        where=drafter.head_dim.where or "head_dim",
+        found=drafter.head_dim.value,
+        expected=f"{first.shape[queries[0].axis] / drafter.heads.value:g}",
+        action="Correct head_dim, or use the config that belongs to these weights.",
     )
 
 

@@ -62,9 +62,17 @@ def vocabulary_sizes(pairing: Pairing) -> Iterable[Finding]:
         )
 
 
+def _told_of_size(pairing: Pairing) -> bool:
+    """draft_vocab_size is no number, or larger than the target's vocabulary: told once."""
+    draft, theirs = pairing.drafter.vocabulary, pairing.target.vocab_size
+    larger = bool(theirs.declared and theirs.value and draft and draft > theirs.value)
+    invalid = any(problem.where.endswith("draft_vocab_size") for problem in pairing.drafter.problems)
+    return invalid or (larger and draft != pairing.drafter.vocab_size.value)
+
+
 def draft_vocabulary(pairing: Pairing) -> Iterable[Finding]:
     """Head and d2t agree on a draft vocabulary, and the config states another one or none."""
-    if not vocabulary_disagrees(pairing) or pairing.eagle1:
+    if not vocabulary_disagrees(pairing) or pairing.eagle1 or _told_of_size(pairing):
         return
     head, stated = pairing.parameters["lm_head.weight"], pairing.drafter.draft_vocab_size
     said = (
@@ -88,7 +96,7 @@ def d2t_form(pairing: Pairing) -> Iterable[Finding]:
     if vocabulary_disagrees(pairing):
         length = None
     yield from _vector_form("d2t", tensor, length, "draft_vocab_size", INTEGERS)
-    if tensor is None or pairing.reduced:
+    if tensor is None or pairing.reduced or vocabulary_disagrees(pairing):
         return
     if pairing.engine.ask("d2t_of_full", "harmless").value == "refused":
         yield warning(
@@ -107,6 +115,8 @@ def t2d_form(pairing: Pairing) -> Iterable[Finding]:
     """t2d may be as short as the drafter's own vocab_size; `vocabulary_sizes` speaks of that difference."""
     tensor, length = pairing.parameters.get("t2d"), pairing.drafter.vocab_size.value
     if tensor is not None and len(tensor.shape) == 1 and length and 0 < length - tensor.shape[0] <= LARGEST_PADDING:
+        if tensor.shape[0] == pairing.target.vocab_size.value:
+            return  # it is as long as the target's vocabulary, and vocab_size is what is wrong
         yield warning(
             "TDM-VOCABULARY-PADDED",
             f"t2d has {tensor.shape[0]} entries; vocab_size is {length}. The ids above, probably padding, are "

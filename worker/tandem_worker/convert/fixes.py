@@ -184,12 +184,10 @@ def layer_ids(draft: Draft, meant: Indexes | None) -> None:
     meant = meant or _meant(draft, layers)
     if pairing.resolution.captured == meant and not pairing.resolution.ignored_ids:
         return
-    sources = pairing.engine.ask("ids_read", None).value
+    sources = pairing.resolution.ids_read
     if not sources:
         raise NotMechanical(f"where {pairing.engine.title} reads layer ids is not known")
     path, rule = sources[0]
-    if rule == "by_target":
-        rule = pairing.engine.ask("ids_rule", None, family=pairing.resolution.target_family or "").value
     if rule not in RULES:
         raise NotMechanical(f"what {pairing.engine.title} makes of layer ids for this target is not known")
     written = ids_for(meant, layers, rule)
