@@ -245,7 +245,8 @@ def test_drafts_of_a_drafter_with_every_norm_are_those_of_plain_torch(count: Cou
     torch.manual_seed(6)
     target, drafter = llama_8b(layers=4)
     flags = {"norm_before_fc": True, "fc_norm": True, "norm_output": True, "qk_norm": True, "qkv_bias": True}
-    pair = random_pair(target, replace(drafter, **flags), CUDA, torch.bfloat16)  # type: ignore[arg-type]
+    wired = replace(drafter, capture_indexes=(0, 2, 4), **flags)  # type: ignore[arg-type]
+    pair = random_pair(target, wired, CUDA, torch.bfloat16)
     some = random_prompts(16, 100)
     among = first_drafts(engine(pair, max_batch=16, prefill_chunk=2048), some)
     alone = [first_drafts(engine(pair, max_batch=1), [prompt])[0] for prompt in some]

@@ -110,15 +110,15 @@ def test_norm(count: Count) -> None:
 
 def test_rope(count: Count) -> None:
     torch.manual_seed(4)
-    rows, heads, kv_heads, head_dim, page = 256, 32, 8, 128, 64
+    rows, heads, kv_heads, head_dim, page = 768, 32, 8, 128, 64
     partials = torch.randn(2, rows, (heads + 2 * kv_heads) * head_dim, device=DEVICE)
     angles = torch.arange(rows, device=DEVICE)[:, None] * 500000.0 ** (-torch.arange(64, device=DEVICE) / 64)
     places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-    tables = torch.arange(4, dtype=torch.int32, device=DEVICE)[None]
+    tables = torch.arange(rows // page, dtype=torch.int32, device=DEVICE)[None]
 
     def rotated(step: int) -> Tensor:
         q = torch.empty(rows, heads * head_dim, device=DEVICE, dtype=BF16)
-        keys, values = torch.empty(2, 4, kv_heads, page, head_dim, device=DEVICE, dtype=BF16)
+        keys, values = torch.empty(2, rows // page, kv_heads, page, head_dim, device=DEVICE, dtype=BF16)
         for first in range(0, rows, step):
             some = slice(first, first + step)
             placing = Placing(places[some], torch.zeros_like(places[some]), tables)

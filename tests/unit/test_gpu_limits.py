@@ -56,7 +56,8 @@ def test_what_the_kernels_do_not_compute_is_named(target: dict[str, int], drafte
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.10 GiB is "
-    "free. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
+    "free. Process 7 has 1.0 GiB memory in use. "
+    "If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
 
 
@@ -76,6 +77,7 @@ def test_errors_of_the_gpu_are_explained_in_one_line(failure: Exception, reason:
     assert problem.reason == reason
     assert "\n" not in str(problem)
     assert "PYTORCH" not in str(problem)
+    assert "Process" not in str(problem)
 
 
 def test_other_errors_are_not_the_gpus() -> None:

@@ -5,6 +5,7 @@ reads them at night.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -58,11 +59,11 @@ def too_little_free(fraction: float, free_bytes: int, total_bytes: int) -> str:
 def explained(failure: BaseException) -> GpuProblem | None:
     """The problem behind an error of torch or Triton; None when it is not the GPU's."""
     said = str(failure)
-    first = said.partition("\n")[0].strip()
+    first = re.split("\n| (?:Process|Including|If reserved) ", said)[0].strip()
     if isinstance(failure, torch.OutOfMemoryError) or "out of memory" in said:
         return GpuProblem(
             "OutOfGpuMemory",
-            f"{first.partition(' If reserved but')[0]} Weights, caches and graphs need more than the GPU, or "
+            f"{first} Weights, caches and graphs need more than the GPU, or "
             "engine.gpuMemoryFraction, lets this worker have: raise the fraction, free the GPU, or take a larger one.",
         )
     if isinstance(failure, RuntimeError) and ("CUDA" in said or "Triton Error" in said):
