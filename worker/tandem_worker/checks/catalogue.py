@@ -6,7 +6,18 @@ from collections.abc import Iterable
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, fingerprint
 from tandem_worker.checkpoint.errors import error
-from tandem_worker.checks import builtin, capture, classes, parallel, parameters, settings, shapes, vocabulary, weights
+from tandem_worker.checks import (
+    builtin,
+    capture,
+    classes,
+    hot_tokens,
+    parallel,
+    parameters,
+    settings,
+    shapes,
+    vocabulary,
+    weights,
+)
 from tandem_worker.checks.pairing import Check, Pairing
 from tandem_worker.finding import Finding, Severity, Verdict
 
@@ -42,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
     builtin.narrow_reading,
     weights.weight_values,
     parallel.arguments,
+    hot_tokens.token_map,
     parallel.tensor_parallel,
     parallel.pipeline_parallel,
     parallel.inherited_quantisation,

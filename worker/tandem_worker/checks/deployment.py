@@ -170,7 +170,6 @@ def check_deployment(deployment: Deployment, engine: Engine, drafter_named: str)
             expected=steps + 1,
             action=f"Set --speculative-num-draft-tokens {steps + 1}, or a larger top-k.",
         )
-    yield from _token_map(deployment, engine)
     yield from _faked(deployment, engine)
     threshold = deployment.text("accept_threshold")
     if threshold.replace(".", "", 1).isdecimal() and float(threshold) < 1:
@@ -215,18 +214,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _token_map(deployment: Deployment, engine: Engine) -> Iterable[Finding]:
-    """The hot tokens of FR-Spec (arXiv 2502.14856), by the name of their file alone: EAGLE-3 never reads it."""
-    file = deployment.text("token_map")
-    if file and deployment.text("algorithm").upper() in ("", "EAGLE3"):
-        yield warning(
-            "TDM-TOKEN-MAP",
-            f"The engine is given the hot-token file {file}, which it ignores for an EAGLE-3 drafter: the drafter's "
-            "own d2t says which tokens it proposes. The file was not opened.",
-            where=", ".join(engine.table.arguments["token_map"]),
-            found=file,
-            expected="no token map",
-            action="Remove the argument.",
-        )

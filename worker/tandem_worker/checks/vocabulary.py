@@ -183,7 +183,7 @@ def d2t_values(pairing: Pairing) -> Iterable[Finding]:
             action=REWRITE_MAP,
         )
         return
-    values, twice = _distinct(ids)
+    values, twice = distinct(ids)
     if len(values) < len(ids):
         yield error(
             "TDM-D2T-DUPLICATES",
@@ -218,7 +218,7 @@ def t2d_count(pairing: Pairing) -> Iterable[Finding]:
     offsets, vocabulary = pairing.d2t, pairing.drafter.vocab_size.value
     if vocabulary and not 0 <= vocabulary - len(pairing.t2d) <= LARGEST_PADDING:
         return  # a list of another length is another list
-    if offsets is not None and len(_distinct(np.arange(len(offsets)) + offsets)[0]) == pairing.t2d.sum() < len(offsets):
+    if offsets is not None and len(distinct(np.arange(len(offsets)) + offsets)[0]) == pairing.t2d.sum() < len(offsets):
         return  # t2d marks what d2t reaches, which names some ids twice
     tensor, count, expected = pairing.parameters["t2d"], int(pairing.t2d.sum()), pairing.drafter.vocabulary
     if vocabulary_disagrees(pairing):
@@ -263,7 +263,7 @@ def _vector_form(
         yield error(f"{title}-LENGTH", f"{name} has {tensor.shape[0]} entries; {source} is {length}.", **details)
 
 
-def _distinct(ids: Array) -> tuple[Array, Array]:
+def distinct(ids: Array) -> tuple[Array, Array]:
     """Sorted distinct values, and those that stand more than once. (`np.unique` imports masked arrays first.)"""
     ordered = np.sort(ids)
     again = ordered[1:] == ordered[:-1]
