@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ Manifest = dict[str, Any]
 
 def render(**settings: Any) -> list[Manifest]:
     """Documents with these values set by their dotted names, `__` for a dot. Raises ToolError with helm's words."""
-    arguments = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
+    return rendered(tuple(f"--set-json={name.replace('__', '.')}={json.dumps(v)}" for name, v in settings.items()))
+
+
+@cache
+def rendered(arguments: tuple[str, ...]) -> list[Manifest]:
     text = helm("template", "tandem", str(CHART), "--namespace=tandem-system", *arguments)
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 def only(documents: list[Manifest], kind: str, name: str = "") -> Manifest:
