@@ -3,7 +3,9 @@ nothing."""
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -176,12 +178,14 @@ def test_text_equals_the_reference_in_float32_where_it_is_not_close() -> None:
 
 
 def test_soak_keeps_memory_flat(count: Count) -> None:
-    """Mixed lengths, cancellations, speculation switched: no page is lost and no memory grows."""
-    chance = random.Random(11)
+    """Mixed lengths, cancellations, speculation switched: no page is lost and no memory grows. For TANDEM_SOAK_SECONDS
+    where that is set."""
+    chance, began = random.Random(11), time.monotonic()
+    longest = float(os.environ.get("TANDEM_SOAK_SECONDS", "0"))
     made = engine(tiny(), max_batch=16, kv_cache_tokens=60 * PAGE)
     some = prompts()
-    before = 0
-    for lap in range(4):
+    before = lap = unfinished = 0
+    while lap < 4 or time.monotonic() - began < longest:
         texts = [submit(made, chance.choice(some), Sampling(chance.randrange(1, 200))) for _ in range(60)]
 
         def disturb(step: int, texts: list = texts) -> None:
@@ -192,8 +196,11 @@ def test_soak_keeps_memory_flat(count: Count) -> None:
 
         finish_all(made, between=disturb)
         torch.cuda.synchronize()
+        unfinished += sum(text.finish is None for text in texts)
         if lap == 1:
             before = torch.cuda.memory_allocated()
+        lap += 1
+    count("requests that did not end", unfinished, 60 * lap)
     assert made.pages.free == made.pages.count - 1
     count("bytes", abs(torch.cuda.memory_allocated() - before), before)
 

@@ -94,7 +94,7 @@ def test_products(name: str, inputs: str, count: Count) -> None:
 
 def test_norm(count: Count) -> None:
     torch.manual_seed(2)
-    many = 1025  # the last program of several rows at a time has one
+    many = 1025
     partials, residual = torch.randn(2, many, 4096, device=DEVICE), torch.randn(many, 4096, device=DEVICE, dtype=BF16)
     gain = torch.rand(4096, device=DEVICE).to(BF16)
 

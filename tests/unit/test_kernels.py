@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tandem_worker.kernels import attention, norm, rope
+from tandem_worker.kernels import attention
 from tandem_worker.kernels.attention import ATOM, GROUP, Partials, Placing, Span, Tiling
 from tandem_worker.kernels.choice import COLUMNS, FORCED, Best, accept, largest, take
 from tandem_worker.kernels.embed import embed, join_first, join_next
@@ -66,9 +66,7 @@ def test_product(role: Role, n: int, k: int, rows: int, tile: Tile | None) -> No
     assert y[parts:].isnan().all()
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_norm_adds_partials_gathers_and_captures(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "rows_at_once", lambda rows, width: at_once)
+def test_norm_adds_partials_gathers_and_captures() -> None:
     width, rows = 72, 5
     partials, source, gain = torch.randn(2, rows, width), torch.randn(9, width), torch.rand(width)
     residual, out, streams = torch.zeros(rows, width), torch.zeros(rows, width), torch.zeros(rows, 3 * width)
@@ -85,12 +83,8 @@ def test_norm_adds_partials_gathers_and_captures(at_once: int, monkeypatch: pyte
     assert close(residual, expected + partials[0])
 
 
-@pytest.mark.parametrize("at_once", [1, 8])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (4, 4, 32)])
-def test_rope_rotates_and_fills_the_right_slots_of_the_right_pages(
-    heads: int, kv_heads: int, head_dim: int, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rope, "rows_at_once", lambda rows, normed: at_once)
+def test_rope_rotates_and_fills_the_right_slots_of_the_right_pages(heads: int, kv_heads: int, head_dim: int) -> None:
     positions, owners, tables = ints(70, 3, 128, 63), ints(1, 0, 1, 0), ints(4, 7, 0, 2, 5, 6).view(2, 3)
     rows, half = 4, head_dim // 2
     partials = torch.randn(2, rows, (heads + 2 * kv_heads) * head_dim)

@@ -3,23 +3,19 @@
 streams that a drafter is fed, where it has norms before `fc`.
 
 Shapes. partials [S, M, H] float32, residual [M, H]; out [M, H]. The sum may be kept a second time, for the drafter, in
-a slot of [M, streams * H]. A few kilobytes a row, so launch and latency are its cost (about 2 us) for a few rows; of
-many rows a program takes ROWS at a time, to have more loads on their way.
+a slot of [M, streams * H]. One program a row; a few kilobytes each, so launch and latency are its cost (about 2 us).
 
 Bits. The row's sum of squares runs in a layout that depends on H and the number of warps alone. WARPS is therefore part
-of the arithmetic: with 8 instead of 16, one output in a million differs, and after 32 layers 38 % of the logits. Rows
-side by side do not change a row's layout where one row fills all threads (WIDE values); else they come one at a time.
+of the arithmetic: with 8 instead of 16, one output in a million differs, and after 32 layers 38 % of the logits.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels.launch import cdiv, launch, power_of_2
+from tandem_worker.kernels.launch import launch, power_of_2
 
 WARPS = 16
-WIDE = WARPS * 32 * 8
-ROWS, MANY = 4, 512
 
 
 @triton.jit
@@ -45,20 +41,19 @@ def _add_norm(
     S: tl.constexpr,
     GATHER: tl.constexpr,
     CAPTURE: tl.constexpr,
-    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    i = tl.arange(0, H_PADDED)[None, :]
-    there = (i < H) & (m < M)
+    m = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, H_PADDED)
+    there = i < H
     if PDL:
         gdc_launch_dependents()
-    gain = tl.load(gain_ptr + i, mask=i < H, other=0.0).to(tl.float32)
+    gain = tl.load(gain_ptr + i, mask=there, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     source = m
     if GATHER:
-        source = tl.load(rows_ptr + m, mask=m < M, other=0).to(tl.int64)
+        source = tl.load(rows_ptr + m).to(tl.int64)
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     x = tl.load(from_ptr + source * H + i, mask=there, other=0.0).to(tl.float32)
     total = tl.load(partial_ptr + m * H + i, mask=there, other=0.0)
@@ -68,13 +63,7 @@ def _add_norm(
     tl.store(residual_ptr + m * H + i, kept, mask=there)
     if CAPTURE:
         tl.store(stream_ptr + m * stream_stride + i, kept, mask=there)
-    x = kept.to(tl.float32)
-    out = x * tl.rsqrt(tl.sum(x * x, 1) / H + eps)[:, None] * gain
-    tl.store(out_ptr + m * H + i, out.to(dtype), mask=there)
-
-
-def rows_at_once(rows: int, width: int) -> int:
-    return ROWS if rows > MANY and width >= WIDE else 1
+    tl.store(out_ptr + m * H + i, normed(kept.to(tl.float32), gain, eps, H).to(dtype), mask=there)
 
 
 def add_norm(partials, count, residual, gain, eps, out, rows, *, source=None, source_rows=None, stream=None) -> None:
@@ -83,10 +72,9 @@ def add_norm(partials, count, residual, gain, eps, out, rows, *, source=None, so
     stream: a view [M, H] of the captured streams that takes a copy.
     """
     width = residual.shape[-1]
-    at_once = rows_at_once(rows, width)
     launch(
         _add_norm,
-        (cdiv(rows, at_once),),
+        (rows,),
         partials,
         residual if source is None else source,
         residual if source_rows is None else source_rows,
@@ -103,7 +91,6 @@ def add_norm(partials, count, residual, gain, eps, out, rows, *, source=None, so
         S=count,
         GATHER=source_rows is not None,
         CAPTURE=stream is not None,
-        ROWS=at_once,
     )
 
 

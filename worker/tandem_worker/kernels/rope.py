@@ -4,8 +4,8 @@ and k (Qwen3), where the model does.
 
 Shapes. partials [S, M, (Hq + 2 Hk) D] float32 as the qkv product left them; q out [M, Hq, D]; cosines and sines
 [positions, D / 2] float32; caches [pages, Hk, PAGE, D]; positions [M] and owners [M], the row of `tables` [owners,
-width] that holds the pages of the row's request. Program (ROWS rows, key head). Cost: it
-reads its partials once, about 2 us for a few rows.
+width] that holds the pages of the row's request. Program (row, key head). Cost: it
+reads its partials once, about 2 us.
 
 Bits. Every output comes from its own two inputs, by one product and one fused multiply-add that are written out: left
 to the compiler, two forms of this kernel fused differently, and texts differed with them.
@@ -15,9 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels.launch import cdiv, launch, power_of_2
-
-ROWS, MANY = 4, 512
+from tandem_worker.kernels.launch import launch, power_of_2
 
 
 @triton.jit
@@ -66,9 +64,9 @@ def _rotate(
     S: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
-    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    m = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
     HALF: tl.constexpr = D // 2
     ROW: tl.constexpr = (HK * G + 2 * HK) * D
@@ -76,30 +74,24 @@ def _rotate(
         gdc_launch_dependents()
         gdc_wait()
     i = tl.arange(0, HALF)[None, :]
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    m = first + tl.arange(0, ROWS)[:, None]
-    known = m < M
-    j = tl.arange(0, ROWS * G_PADDED)[:, None]  # query heads of all rows
-    m_q = first + j // G_PADDED
-    g = j % G_PADDED
-    there = (g < G) & (m_q < M)
+    g = tl.arange(0, G_PADDED)[:, None]
+    there = (g < G) & (i < HALF)
     q_at = (h * G + g) * D + i
     k_at = (HK * G + h) * D + i
-    q_low = tl.zeros([ROWS * G_PADDED, HALF], tl.float32)
-    q_high = tl.zeros([ROWS * G_PADDED, HALF], tl.float32)
-    k_low = tl.zeros([ROWS, HALF], tl.float32)
-    k_high = tl.zeros([ROWS, HALF], tl.float32)
-    v_low = tl.zeros([ROWS, HALF], tl.float32)
-    v_high = tl.zeros([ROWS, HALF], tl.float32)
+    q_low = tl.zeros([G_PADDED, HALF], tl.float32)
+    q_high = tl.zeros([G_PADDED, HALF], tl.float32)
+    k_low = tl.zeros([1, HALF], tl.float32)
+    k_high = tl.zeros([1, HALF], tl.float32)
+    v_low = tl.zeros([1, HALF], tl.float32)
+    v_high = tl.zeros([1, HALF], tl.float32)
     for s in tl.static_range(S):
-        row = partial_ptr + (s * M + m_q) * ROW
+        row = partial_ptr + (s * M + m) * ROW
         q_low += tl.load(row + q_at, mask=there, other=0.0)
         q_high += tl.load(row + q_at + HALF, mask=there, other=0.0)
-        row = partial_ptr + (s * M + m) * ROW
-        k_low += tl.load(row + k_at, mask=known, other=0.0)
-        k_high += tl.load(row + k_at + HALF, mask=known, other=0.0)
-        v_low += tl.load(row + k_at + HK * D, mask=known, other=0.0)
-        v_high += tl.load(row + k_at + HK * D + HALF, mask=known, other=0.0)
+        k_low += tl.load(row + k_at)
+        k_high += tl.load(row + k_at + HALF)
+        v_low += tl.load(row + k_at + HK * D)
+        v_high += tl.load(row + k_at + HK * D + HALF)
     if BIAS:
         q_low += tl.load(bias_ptr + q_at, mask=there, other=0.0).to(tl.float32)
         q_high += tl.load(bias_ptr + q_at + HALF, mask=there, other=0.0).to(tl.float32)
@@ -111,28 +103,20 @@ def _rotate(
         q_low, q_high = _normed(q_low, q_high, q_gain_ptr, i, eps, D)
         k_low, k_high = _normed(k_low, k_high, k_gain_ptr, i, eps, D)
     # behind the loads above, which do not wait for these
-    position = tl.load(position_ptr + m, mask=known, other=0)
-    owner = tl.load(owner_ptr + m, mask=known, other=0)
+    position = tl.load(position_ptr + m)
+    owner = tl.load(owner_ptr + m)
     cos = tl.load(cos_ptr + position * HALF + i)
     sin = tl.load(sin_ptr + position * HALF + i)
-    position_q = tl.load(position_ptr + m_q, mask=m_q < M, other=0)
-    cos_q = tl.load(cos_ptr + position_q * HALF + i)
-    sin_q = tl.load(sin_ptr + position_q * HALF + i)
     page = tl.load(table_ptr + owner * WIDTH + position // PAGE).to(tl.int64)
     dtype: tl.constexpr = q_ptr.dtype.element_ty
-    q = q_ptr + m_q * HK * G * D + q_at
-    tl.store(q, _minus(q_low, cos_q, q_high, sin_q).to(dtype), mask=there)
-    tl.store(q + HALF, _plus(q_high, cos_q, q_low, sin_q).to(dtype), mask=there)
+    q = q_ptr + m * HK * G * D + q_at
+    tl.store(q, _minus(q_low, cos, q_high, sin).to(dtype), mask=there)
+    tl.store(q + HALF, _plus(q_high, cos, q_low, sin).to(dtype), mask=there)
     at = ((page * HK + h) * PAGE + position % PAGE) * D + i
-    tl.store(k_ptr + at, _minus(k_low, cos, k_high, sin).to(dtype), mask=known)
-    tl.store(k_ptr + at + HALF, _plus(k_high, cos, k_low, sin).to(dtype), mask=known)
-    tl.store(v_ptr + at, v_low.to(dtype), mask=known)
-    tl.store(v_ptr + at + HALF, v_high.to(dtype), mask=known)
-
-
-def rows_at_once(rows: int, normed: bool) -> int:
-    """Of many rows a program takes several, but sums over a head keep the one layout that they have."""
-    return ROWS if rows > MANY and not normed else 1
+    tl.store(k_ptr + at, _minus(k_low, cos, k_high, sin).to(dtype))
+    tl.store(k_ptr + at + HALF, _plus(k_high, cos, k_low, sin).to(dtype))
+    tl.store(v_ptr + at, v_low.to(dtype))
+    tl.store(v_ptr + at + HALF, v_high.to(dtype))
 
 
 def rotate(
@@ -144,10 +128,9 @@ def rotate(
     """
     page, head_dim = keys.shape[-2:]
     group = q.shape[-1] // head_dim // kv_heads
-    at_once = rows_at_once(rows, gains is not None)
     launch(
         _rotate,
-        (cdiv(rows, at_once), kv_heads),
+        (rows, kv_heads),
         partials,
         q,
         keys,
@@ -161,7 +144,7 @@ def rotate(
         eps,
         rows,
         placing.tables.shape[1],
-        warps=2 if at_once == 1 else 4,
+        warps=2,
         HK=kv_heads,
         G=group,
         G_PADDED=power_of_2(group),
@@ -170,5 +153,4 @@ def rotate(
         S=count,
         BIAS=bias is not None,
         NORM=gains is not None,
-        ROWS=at_once,
     )
