@@ -60,6 +60,8 @@ class Source:
         found = [layout for layout in LAYOUTS if f"{layout[0]}embed_tokens.weight" in checkpoint.tensors]
         self._body, self._head = found[0] if found else LAYOUTS[0]
         self._block = _block(checkpoint.config)
+        # Every expert's tensors are looked up before the first layer runs: half a million questions for a large target.
+        self._shards = {name: shard.tensors for shard in checkpoint.shards for name in shard.tensors}
 
     def stored(self, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> list[Stored]:
         """Of parameters by name and shape.
@@ -88,25 +90,30 @@ class Source:
             return self._body + parameter.removeprefix("model.")
         return self._head + parameter.removeprefix("lm_head.")
 
+    def _find(self, name: str) -> TensorInfo | None:
+        shard = self._shards.get(name)
+        return shard[name] if shard is not None else None
+
     def _parts(self, key: str, shape: tuple[int, ...]) -> tuple[TensorInfo, ...] | None:
-        tensors, module = self.checkpoint.tensors, key.removesuffix("weight")
-        if key in tensors:
-            info = tensors[key]
+        module = key.removesuffix("weight")
+        info = self._find(key)
+        if info is not None:
             if info.shape != shape:
                 raise _shape_differs(info, shape)
             if info.dtype not in EIGHT_BITS:
                 return (info,)
             for name in SCALES:
-                if module + name in tensors:
-                    return (info, tensors[module + name])
+                scale = self._find(module + name)
+                if scale is not None:
+                    return (info, scale)
             raise _not_read(info, f"is {info.dtype} without a scale")
-        packed = tensors.get(f"{module}weight_packed")
-        foreign = [module + name for name in FOREIGN if module + name in tensors]
-        if foreign:
-            raise _not_read(tensors[foreign[0]], "belongs to a quantisation that is not read here")
+        for name in FOREIGN:
+            foreign = self._find(module + name)
+            if foreign is not None:
+                raise _not_read(foreign, "belongs to a quantisation that is not read here")
+        packed, scale = self._find(f"{module}weight_packed"), self._find(f"{module}weight_scale")
         if packed is None:
             return None
-        scale = tensors.get(f"{module}weight_scale")
         shapes = {(shape[0], -(-shape[-1] // per_word)) for per_word in (4, 8)}
         whole = scale is not None and scale.shape[:1] == shape[:1] and shape[-1] % scale.shape[-1] == 0
         if scale is None or not whole or packed.dtype != "I32" or packed.shape not in shapes:
