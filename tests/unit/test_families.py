@@ -32,6 +32,7 @@ from tandem_worker.finding import Verdict
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.load import load_target
+from tandem_worker.probe.generate import continue_greedily
 from tandem_worker.probe.stream import stream
 from unit.pairs import target_files
 from unit.serving import CPU, accepted, generate, make_engine
@@ -161,10 +162,14 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3-moe", "deepseek-v3"])
-def test_the_whole_model_computes_what_the_streamed_one_does(tmp_path: Path, name: str) -> None:
+def test_the_whole_model_computes_and_writes_what_the_streamed_one_does(tmp_path: Path, name: str) -> None:
     written(MODELS[name], tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     model = load_target(checkpoint, read_target(checkpoint), torch.float32, CPU)
+    with torch.inference_mode():
+        (text,) = continue_greedily(model, [[3, 1, 4, 1, 5]], 12)
+    streamed = stream(tmp_path, [torch.tensor(text)], ())
+    assert streamed.logits(streamed.final).argmax(-1).tolist()[4:-1] == text[5:]
     tokens = torch.randint(96, (1, 12), generator=torch.Generator().manual_seed(2))
     streamed = stream(tmp_path, [tokens[0]], range(4))
     logits, streams = model.whole(tokens)
