@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class Lab:
             return found
 
     async def _install_crd(self) -> None:
-        await asyncio.to_thread(self.cluster.kubectl, "apply", "--filename", str(CHECKOUT / "crds"))
+        await asyncio.to_thread(self.cluster.kubectl, "apply", "--filename", str(CHECKOUT / "crds" / f"{PLURAL}.yaml"))
         while True:
             with suppress(aiohttp.ClientResponseError):
                 await self.ask("GET", f"/{GROUPS[PLURAL]}/{PLURAL}")
@@ -107,17 +107,23 @@ class Lab:
             kubeconfig = proxy.write_kubeconfig(self.cluster.layout.directory / f"{name}.kubeconfig")
             place = Place(self, name, proxy, self.operator(name, kubeconfig, **settings))
             proxy.kill = place.operator.kill
-            keeper = asyncio.create_task(place.operator.keep_running())
+            place.keeper = asyncio.create_task(place.operator.keep_running())
             try:
                 yield place
             finally:
-                keeper.cancel()
+                place.keeper.cancel()
                 place.operator.kill()
                 await self.ask("DELETE", f"/api/v1/namespaces/{name}")
 
     def operator(self, namespace: str, kubeconfig: Path, **settings: Any) -> Operator:
         chosen: Manifest = {"worker_image": "worker", "allowed_host_paths": ("/models",), "http_host": "127.0.0.1"}
-        chosen |= {"namespaces": (namespace,), "http_port": 0, **settings}
+        chosen |= {
+            "namespaces": (namespace,),
+            "http_port": 0,
+            "lease_namespace": namespace,
+            "identity": "pod",
+            **settings,
+        }
         log = self.cluster.logs_dir / f"operator-{namespace}.log"
         return Operator(kubeconfig, log, Settings.model_validate(chosen))
 
@@ -128,6 +134,7 @@ class Place:
     namespace: str
     proxy: Proxy
     operator: Operator
+    keeper: asyncio.Task[None] = field(init=False)  # starts the operator anew whenever it has died
 
     def path(self, plural: str, name: str = "") -> str:
         return f"/{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")

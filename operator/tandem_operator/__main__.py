@@ -28,6 +28,11 @@ def main_command(
     http_host: Annotated[str, typer.Option(envvar="TANDEM_HTTP_HOST")] = "0.0.0.0",
     http_port: Annotated[int, typer.Option(envvar="TANDEM_HTTP_PORT")] = 8080,
     resync_seconds: Annotated[float, typer.Option(envvar="TANDEM_RESYNC_SECONDS", min=1)] = 120.0,
+    lease_namespace: Annotated[
+        str,
+        typer.Option(envvar="TANDEM_LEASE_NAMESPACE", help="Of the Lease that one operator at a time holds; '': none."),
+    ] = "",
+    identity: Annotated[str, typer.Option(envvar="TANDEM_IDENTITY", help="Of the holder of the Lease: the pod.")] = "",
 ) -> None:
     logging.basicConfig(
         level=os.environ.get("TANDEM_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -40,6 +45,8 @@ def main_command(
         http_host=http_host,
         http_port=http_port,
         resync_seconds=resync_seconds,
+        lease_namespace=lease_namespace,
+        identity=identity,
     )
     asyncio.run(run(settings))
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import AsyncIterator
+import socket
+import uuid
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +20,7 @@ from tandem_operator import handlers, kube, web
 from tandem_operator import plan as planning
 from tandem_operator.api import GROUP, PLURAL, VERSION
 from tandem_operator.crd_check import crd_problem
+from tandem_operator.lease import Lease, LeaseLost
 from tandem_operator.metrics import Metrics
 from tandem_operator.queue import Key, WorkQueue
 from tandem_operator.reconcile import Reconciler
@@ -39,14 +43,33 @@ async def run(settings: Settings) -> None:
         lister = Lister(api, queue, settings.namespaces, metrics)
         runner = await web.serve(settings.http_host, settings.http_port, metrics, queue, lister.ailment)
         try:
-            async with asyncio.TaskGroup() as group:
-                others = [group.create_task(part) for part in (queue.run(), lister.run(), measure_lag(metrics))]
+            async with leading(api, settings) as keep, asyncio.TaskGroup() as group:
+                parts = (keep, queue.run(), lister.run(), measure_lag(metrics))
+                others = [group.create_task(part) for part in parts]
                 await lister.crd_found.wait()  # kopf resolves the kinds that it watches once
                 await _run_kopf(queue, settings)
                 for task in others:  # kopf returns when a signal asks the process to stop
                     task.cancel()
+        except* LeaseLost as lost:
+            log.error("%s: this operator ends, so that two never act at once", lost.exceptions[0])
+            raise SystemExit(1) from None
         finally:
             await runner.cleanup()
+
+
+@asynccontextmanager
+async def leading(api: client.ApiClient, settings: Settings) -> AsyncIterator[Coroutine[Any, Any, None]]:
+    """While the block runs this operator is the one that acts, as long as what is given to it runs beside."""
+    if not settings.lease_namespace:
+        log.warning("no --lease-namespace: nothing keeps a second operator from acting on the same objects")
+        yield asyncio.sleep(math.inf)
+        return
+    lease = Lease(api, settings.lease_namespace, settings.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    await lease.acquire()
+    try:
+        yield lease.keep()
+    finally:
+        await lease.release()
 
 
 async def measure_lag(metrics: Metrics) -> None:

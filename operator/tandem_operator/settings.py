@@ -13,5 +13,7 @@ class Settings(BaseModel):
     namespaces: tuple[str, ...] = ()  # empty: the whole cluster
     http_host: str = "0.0.0.0"
     http_port: int = 8080
+    lease_namespace: str = ""  # where the Lease is that one operator at a time holds; empty: none is asked for
+    identity: str = ""  # of the holder; empty: made up
     workers: int = 8
     resync_seconds: float = 120.0

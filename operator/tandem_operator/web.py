@@ -19,6 +19,8 @@ def ailment(queue: WorkQueue, last_list_seconds: float, now_seconds: float, list
 
     An API server that is away is not our ailment: a list that failed counts as tried.
     """
+    if not queue.beat_seconds:
+        return ""  # it waits for the lease, as it should
     if now_seconds - queue.beat_seconds > BEAT_MOST_SECONDS:
         return f"the work queue has not turned for {now_seconds - queue.beat_seconds:.0f} s"
     if queue.stuck_seconds() > STUCK_MOST_SECONDS:

@@ -31,6 +31,17 @@ def cluster() -> Iterator[Cluster]:
         cluster.stop()
 
 
+@pytest.fixture(scope="session")
+def lab_cluster() -> Iterator[Cluster]:
+    """With a hollow node and without Tandem: each test brings operators of its own. Shared as `cluster` is."""
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    owner = os.getppid() if shared else os.getpid()
+    cluster = Cluster.start(name=f"lab-{owner}", owner=owner, hollow=True)
+    yield cluster
+    if not shared:
+        cluster.stop()
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[Namespace]:
     """Empty, with its default service account. Deleted afterwards, without waiting for the end."""

@@ -22,9 +22,10 @@ class Right(NamedTuple):
 
 
 def granted() -> set[Right]:
-    (role,) = [doc for doc in yaml.safe_load_all(RIGHTS.read_text()) if doc["kind"] == "ClusterRole"]
+    roles = [doc for doc in yaml.safe_load_all(RIGHTS.read_text()) if doc["kind"] in ("ClusterRole", "Role")]
     return {
         Right(group, resource, verb)
+        for role in roles
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]

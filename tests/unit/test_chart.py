@@ -143,7 +143,7 @@ def test_a_digest_takes_the_place_of_the_tag() -> None:
 def test_listed_namespaces_get_roles_and_the_cluster_only_a_look_at_the_crd() -> None:
     documents = render(rbac__scope="namespaces", rbac__namespaces=["team-a", "team-b"])
     everywhere = render()
-    roles = [d for d in documents if d["kind"] == "Role"]
+    roles = [d for d in documents if d["kind"] == "Role" and d["metadata"]["name"] == "tandem-operator"]
     crd_rule = only(everywhere, "ClusterRole", "tandem-operator")["rules"][-1]
     assert crd_rule["resourceNames"] == ["speculativedeployments.tandem.dev"]
     assert only(documents, "ClusterRole", "tandem-operator")["rules"] == [crd_rule]
