@@ -15,6 +15,7 @@ from kubernetes.aio import client
 
 from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment, Status
+from tandem_operator.api.route import GATEWAY, GATEWAY_VERSION
 from tandem_operator.events import Events, words
 from tandem_operator.observe import Sight
 from tandem_operator.plan import Plan
@@ -89,21 +90,26 @@ async def _apply_child(api: client.ApiClient, manifest: Manifest) -> str:
         if kind == "Scale":  # not through the subresource, which would be one more right
             body = {"spec": manifest["spec"]}
             await apps.patch_namespaced_deployment(name, namespace, body, **how, _content_type=MERGE)
+        elif kind == "HTTPRoute":  # the user's: nothing but its rules, and only if nobody wrote it meanwhile
+            route = client.CustomObjectsApi(api).patch_namespaced_custom_object
+            at = (GATEWAY, GATEWAY_VERSION, namespace, "httproutes", name)
+            await route(*at, manifest, **how, _content_type=MERGE)
         else:
             await patch[kind](name, namespace, manifest, **how, force=True, _content_type=APPLY)
     except client.ApiException as error:
         # A field of the wrong type, or one that does not exist, is answered by server-side apply with 500.
         untyped = error.status == 500 and "failed to create typed patch object" in words(error)
-        if untyped or error.status in (400, 403, 409, 422):
+        if untyped or (error.status in (400, 403, 409, 422) and not (kind == "HTTPRoute" and error.status == 409)):
             return f"{kind} {name} was refused: {words(error)}"
         raise
     return ""
 
 
 async def _delete(api: client.ApiClient, namespace: str, deletion: Deletion) -> None:
-    apps = client.AppsV1Api(api)
+    apps, core = client.AppsV1Api(api), client.CoreV1Api(api)
     delete: dict[str, Callable[..., Awaitable[Any]]] = {
         "Deployment": apps.delete_namespaced_deployment,
+        "Service": core.delete_namespaced_service,
         "ControllerRevision": apps.delete_namespaced_controller_revision,
     }
     try:

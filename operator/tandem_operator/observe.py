@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tandem_operator import kube, names
 from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.route import GATEWAY, GATEWAY_VERSION, HttpRoute
 from tandem_operator.plan.observed import Deployment, History, Observed, Pod, ValidationJob
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.queue import Key
@@ -53,11 +54,12 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
 
     # Jobs before pods: a pod's last word is then there when its Job has ended.
     jobs = await children(kube.JobObject, batch.list_namespaced_job_without_preload_content)
-    pods, deployments, records, config = await asyncio.gather(
+    pods, deployments, records, config, route = await asyncio.gather(
         children(kube.PodObject, core.list_namespaced_pod_without_preload_content),
         children(kube.DeploymentObject, apps.list_namespaced_deployment_without_preload_content),
         children(kube.ControllerRevisionObject, apps.list_namespaced_controller_revision_without_preload_content),
         _config(core, resource),
+        _route(api, resource),
     )
     # Children of an object that was deleted and made anew under the same name are not ours.
     uid = resource.metadata.uid
@@ -79,6 +81,7 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
         jobs=tuple(_job(job, pods) for job in jobs if job.metadata.owned_by(uid)),
         history=history,
         config=config,
+        route=route,
     )
     return Sight(observed, addresses)
 
@@ -96,6 +99,20 @@ async def _resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | 
         return SpeculativeDeployment.model_validate(found)
     except ValidationError as error:
         raise InvalidObject(str(error)) from error
+
+
+async def _route(api: client.ApiClient, resource: SpeculativeDeployment) -> HttpRoute | None:
+    """None, too, where the Gateway API is not installed."""
+    named, namespace = resource.spec.traffic.http_route, resource.metadata.namespace
+    if named is None:
+        return None
+    read = client.CustomObjectsApi(api).get_namespaced_custom_object
+    try:
+        return HttpRoute.model_validate(await read(GATEWAY, GATEWAY_VERSION, namespace, "httproutes", named.name))
+    except client.ApiException as error:
+        if error.status == 404:
+            return None
+        raise
 
 
 async def _config(core: client.CoreV1Api, resource: SpeculativeDeployment) -> tuple[tuple[str, str, str], ...]:

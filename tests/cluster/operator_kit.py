@@ -32,6 +32,7 @@ from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, Condition, Specula
 from tandem_worker.contract import ORIGIN_HEADER, WORKER_PORT, WorkerStatus
 
 TINY_PAIR = Path(__file__).resolve().parents[2] / "examples" / "tiny-pair"
+HTTP_ROUTES, GATEWAY_CRD = Path(__file__).with_name("httproutes.yaml"), "httproutes.gateway.networking.k8s.io"
 API_VERSION = f"{GROUP}/{VERSION}"
 SERVER_SIDE_APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 GROUP_OF = {
@@ -40,6 +41,7 @@ GROUP_OF = {
     "controllerrevisions": "apis/apps/v1",
     "jobs": "apis/batch/v1",
     "events": "apis/events.k8s.io/v1",
+    "httproutes": "apis/gateway.networking.k8s.io/v1",
 }
 CHILDREN = ("deployments", "controllerrevisions", "jobs", "services", "configmaps", "serviceaccounts")
 LIMIT_SECONDS = 60
@@ -293,6 +295,27 @@ class Story:
             traffic.over.set()
             for thread in threads:
                 thread.join()
+
+    def install_gateway_api(self) -> None:
+        """The kinds of it that Tandem knows, in the whole cluster; nothing carries requests by them there."""
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(HTTP_ROUTES))
+        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{GATEWAY_CRD}")
+
+    def route(self, name: str, backends: dict[str, int]) -> None:
+        """An HTTPRoute of one rule."""
+        refs = [{"name": service, "port": 80, "weight": weight} for service, weight in backends.items()]
+        body = {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": {"name": name},
+            "spec": {"parentRefs": [{"name": "gateway"}], "rules": [{"backendRefs": refs}]},
+        }
+        self.api.request("POST", self.path("httproutes"), body)
+
+    def weights(self, name: str) -> dict[str, int]:
+        """Of the first rule of an HTTPRoute, by Service."""
+        found = self.api.request("GET", self.path("httproutes", name))
+        return {ref["name"]: ref["weight"] for ref in found["spec"]["rules"][0]["backendRefs"]}
 
     # --- what the user reads ---
 

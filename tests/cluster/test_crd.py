@@ -82,6 +82,7 @@ EVERYTHING: Manifest = {
         "labels": {"team": "a"},
         "annotations": {"note": "b"},
     },
+    "traffic": {"httpRoute": {"name": "llama"}},
     "revisionHistoryLimit": 3,
     "paused": True,
     "modelName": "llama",
@@ -365,6 +366,7 @@ def test_five_lines_are_enough(anywhere: Story) -> None:
             "nodeSelector": {}, "tolerations": [], "affinity": {}, "imagePullSecrets": [],
             "env": [], "terminationGracePeriodSeconds": 60, "labels": {}, "annotations": {},
         },
+        "traffic": {},
         "revisionHistoryLimit": 10,
         "paused": False,
     }  # fmt: skip

@@ -44,10 +44,13 @@ def rights_of(request: Manifest) -> set[Right]:
 
 
 def test_rights_that_are_granted_are_used_and_none_is_missed(story: Story) -> None:
-    """One life that needs them all: installed, rolled out by an edited ConfigMap, and history trimmed."""
+    """One life that needs them all: installed, rolled out by an edited ConfigMap through a route, history trimmed."""
+    story.install_gateway_api()
+    story.route("front", backends={"pair": 1})
+    routed = {"httpRoute": {"name": "front"}}
     story.kubectl("create", "configmap", "settings", "--from-literal=seed=1")
     seed = {"name": "SIM_SEED", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "seed"}}}
-    story.apply(simulated(revisionHistoryLimit=0, pod={"env": [seed]}))
+    story.apply(simulated(revisionHistoryLimit=0, pod={"env": [seed]}, traffic=routed))
     first = story.until_stable()
     with story.traffic():
         story.kubectl("patch", "configmap", "settings", "--patch", '{"data": {"seed": "2"}}')

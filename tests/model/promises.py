@@ -41,7 +41,7 @@ def the_spec_is_never_written(done: Pass) -> None:
     written = {manifest["kind"] for manifest in done.decided.apply}
     assert written <= KINDS, f"the operator writes {written - KINDS}"
     deleted = {deletion.kind for deletion in done.decided.delete}
-    assert deleted <= {"Deployment", "ControllerRevision"}
+    assert deleted <= {"Deployment", "Service", "ControllerRevision"}
 
 
 def _scalings(done: Pass) -> Iterator[tuple[str, int]]:

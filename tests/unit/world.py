@@ -15,6 +15,7 @@ from typing import Any
 from tandem_operator import names
 from tandem_operator.api import Metadata, Spec, SpeculativeDeployment, Status
 from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.route import HttpRoute
 from tandem_operator.api.status import Counts
 from tandem_operator.plan import Context, Observed, Plan, Settings, plan
 from tandem_operator.plan.analysis.evidence import plus
@@ -79,6 +80,7 @@ class World:
     jobs: dict[str, ValidationJob] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     config: dict[tuple[str, str], str] = field(default_factory=dict)  # ConfigMap and key -> value
+    route: HttpRoute | None = None
     retries: dict[str, str] = field(default_factory=dict)  # of the pod template, by revision
     made: int = 0
     last: Plan | None = None
@@ -98,6 +100,7 @@ class World:
             deployments=tuple(self.deployments.values()),
             jobs=tuple(self.jobs.values()),
             history=tuple(sorted(self.history.values(), key=lambda h: h.number)),
+            route=self.route,
             config=tuple((name, key, value) for (name, key), value in self.config.items()),
         )
 
@@ -133,6 +136,8 @@ class World:
         ]
 
     def _delete(self, deletion: Deletion) -> None:
+        if deletion.kind == "Service":
+            return  # of one revision, behind which nobody stands any more
         kept: dict[str, Any] = self.deployments if deletion.kind == "Deployment" else self.history
         revision = deletion.name.removeprefix("pair-")
         kept.pop(revision, None)
@@ -183,6 +188,11 @@ class World:
             revision = labels[names.REVISION]
             if before := self.deployments.get(revision):
                 self.deployments[revision] = replace(before, desired=manifest["spec"]["replicas"])
+        elif manifest["kind"] == "HTTPRoute":
+            assert self.route is not None
+            assert manifest["metadata"]["resourceVersion"] == self.route.metadata.resource_version
+            stored = self.route.model_dump(by_alias=True, exclude_unset=True)
+            self.route = HttpRoute.model_validate(stored | {"spec": stored["spec"] | manifest["spec"]})
         elif manifest["kind"] == "ControllerRevision":
             revision, recipe = labels[names.REVISION], Recipe.model_validate(manifest["data"])
             served = manifest["metadata"]["annotations"][names.SERVED] == "true"

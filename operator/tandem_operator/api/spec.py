@@ -407,6 +407,21 @@ class Pod(ApiModel):
     )
 
 
+class Traffic(ApiModel):
+    """How requests reach the workers. By default any ready worker gets them, so that a weight is a share of workers."""
+
+    http_route: (
+        Annotated[
+            NamedReference,
+            Field(
+                description="An HTTPRoute of the Gateway API in this namespace, with a rule that sends requests to the "
+                "Service of this object. While a canary runs, its weights are set in that rule.",
+            ),
+        ]
+        | None
+    ) = None
+
+
 class Spec(ApiModel):
     """A pair and how it is run."""
 
@@ -420,6 +435,7 @@ class Spec(ApiModel):
     rollout: Rollout = Rollout()
     guard: Guard = Guard()
     pod: Pod = Pod()
+    traffic: Traffic = Traffic()
     revision_history_limit: Annotated[int, Field(ge=0, le=100)] = 10
     paused: Annotated[
         bool,

@@ -49,14 +49,17 @@ def _metadata(resource: SpeculativeDeployment, name: str, labels: dict[str, str]
     }
 
 
-def service(resource: SpeculativeDeployment) -> Manifest:
-    """One stable address; every ready worker of any revision is behind it, so shares are shares of replicas."""
+def service(resource: SpeculativeDeployment, revision: str = "") -> Manifest:
+    """One stable address; every ready worker of any revision is behind it, so shares are shares of replicas. With
+    `revision`: of its workers alone, for a route to weigh."""
+    name = resource.metadata.name
+    only = {names.REVISION: revision} if revision else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(resource, resource.metadata.name, {}),
+        "metadata": _metadata(resource, names.child(name, revision) if revision else name, only),
         "spec": {
-            "selector": names.worker_selector(resource.metadata.name),
+            "selector": {**names.worker_selector(name), **only},
             "ports": [
                 {"name": names.PORT_NAME, "port": SERVICE_PORT, "targetPort": names.PORT_NAME, "protocol": "TCP"}
             ],

@@ -10,7 +10,7 @@ from tandem_operator.api import Condition
 
 TYPES = (
     "Ready", "Validated", "Progressing", "CanaryHealthy", "SpeculationActive", "MetricsAvailable", "RolledBack",
-    "Reconciling", "Stalled",
+    "TrafficRouted", "Reconciling", "Stalled",
 )  # fmt: skip
 SETTLED = ("Complete", "ScaledToZero")  # reasons of Progressing=False with which all is as the spec asks
 

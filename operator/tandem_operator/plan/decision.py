@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    kind: Literal["Deployment", "ControllerRevision"]
+    kind: Literal["Deployment", "Service", "ControllerRevision"]
     name: str
 
 

@@ -6,14 +6,19 @@ pods: they go on serving if they are what the spec asks for, and go like any oth
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.plan import children
+from tandem_operator.plan import children, traffic
 from tandem_operator.plan.decision import Command, Deletion, Notes
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, retry_of_workers
 from tandem_operator.plan.scale import Present, next_counts, shares
+
+KINDS_OF_REVISION: tuple[Literal["Deployment", "Service", "ControllerRevision"], ...]
+KINDS_OF_REVISION = ("Deployment", "Service", "ControllerRevision")  # the record last: it names what is left to clean
 
 
 def counts(context: Context, status: Status) -> dict[str, int]:
@@ -35,6 +40,11 @@ def note_children(
         children.operator_key(resource, settings),
         children.disruption_budget(resource),
     ]
+    if traffic.split(context, status):
+        for revision in (status.stable_revision, status.canary_revision):
+            notes.apply.append(children.service(resource, revision))
+    if route := traffic.manifest(context, status):  # before workers go, behind the Services that it names
+        notes.apply.append(route)
     notes.apply += _records(context, status, recipes)
     desired = {revision: context.observed.deployment(revision).desired for revision in counts}
     # What shrinks is applied first: it makes room for what grows, and at no moment is there a worker too many.
@@ -92,7 +102,7 @@ def _outdated(context: Context, status: Status, counts: dict[str, int]) -> list[
     return [Deletion("Deployment", names.child(name, revision)) for revision in lost] + [
         Deletion(kind, names.child(name, revision))
         for revision in retired[: max(0, excess)]
-        for kind in ("Deployment", "ControllerRevision")  # the record last: it names what is left to clean
+        for kind in KINDS_OF_REVISION
     ]
 
 

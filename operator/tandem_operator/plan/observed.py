@@ -10,6 +10,7 @@ from typing import Any
 from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
+from tandem_operator.api.route import HttpRoute
 from tandem_operator.api.status import Counts
 from tandem_operator.engines.reading import StepTimes
 from tandem_operator.plan.revisions import spec_hash
@@ -89,6 +90,8 @@ class Observed:
     jobs: tuple[ValidationJob, ...] = ()
     history: tuple[History, ...] = ()  # ascending by number
     config: tuple[tuple[str, str, str], ...] = ()  # name, key and value of the ConfigMap keys that the spec refers to
+
+    route: HttpRoute | None = None  # the one that the spec names, if it exists
 
     def worker(self, pod: Pod) -> Worker:
         return dict(self.workers).get(pod.uid, Worker())

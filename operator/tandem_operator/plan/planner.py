@@ -18,7 +18,7 @@ from __future__ import annotations
 from tandem_operator.api import Status
 from tandem_operator.api.spec import OnCollapse
 from tandem_operator.api.status import Outcome
-from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, validation
+from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation
 from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.clock import without_future
 from tandem_operator.plan.conditions import Seen, kstatus, merge
@@ -115,6 +115,7 @@ def _summed_up(
         summary.progressing(context, status, wanted, checked),
         summary.ready(context, status, checked),
         summary.speculation_active(context, status, checked),
+        traffic.condition(context, status),
         summary.rolled_back(context, status, wanted),
         *notes.seen,  # what was noted on the way is more telling, so it comes last and wins
     ]
@@ -126,7 +127,7 @@ def _summed_up(
         update={
             "observed_generation": generation,
             "replicas": sum(counts.values()),
-            "share": summary.share_of_canary(context, status),
+            "share": traffic.canary_share(context, status),
             "selector": summary.selector(resource.metadata.name),
             "url": f"http://{resource.metadata.name}.{resource.metadata.namespace}.svc:{children.SERVICE_PORT}",
             "acceptance": shown,

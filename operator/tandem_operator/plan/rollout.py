@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from tandem_operator.api import Status
 from tandem_operator.api.spec import OnCollapse
 from tandem_operator.api.status import Progress
-from tandem_operator.plan import guard
+from tandem_operator.plan import guard, traffic
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
@@ -159,6 +159,8 @@ def _ready(context: Context, status: Status, target: str) -> bool:
     """
     for_stable, for_canary = _shares(context, status)
     stable = context.observed.deployment(status.stable_revision) if status.weight < 100 else None
+    if status.weight < 100 and traffic.problem(context):
+        return False
     return len(guard.ready_pods(context, target)) >= for_canary and (stable is None or stable.desired <= for_stable)
 
 
@@ -181,6 +183,7 @@ def _not_ready(context: Context, status: Status, target: str, notes: Notes) -> S
     left = (since + deadline - context.now).total_seconds()
     stuck = next((pod for pod in context.observed.of(target) if pod.trouble), None)
     trouble = f"{stuck.name}: {stuck.trouble}" if stuck else context.observed.deployment(target).problem
+    trouble = trouble or (traffic.problem(context) if status.weight < 100 else "")
     if left > 0:
         notes.wakes.append(left)
         message = f"canary {target}: {ready} of {needed} workers ready" + (f"; {trouble}" if trouble else "")

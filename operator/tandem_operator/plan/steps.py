@@ -192,7 +192,9 @@ def _paused(context: Context, status: Status, target: str, message: str) -> Seen
 
 def _where(context: Context, status: Status, target: str) -> str:
     spec = context.observed.resource.spec
-    comes_to = told_share(spec.replicas, status.weight, spec.rollout.max_surge)
+    route = spec.traffic.http_route
+    by_workers = told_share(spec.replicas, status.weight, spec.rollout.max_surge)
+    comes_to = f"set in HTTPRoute {route.name}" if route else by_workers
     return f"canary {target} at weight {status.weight} ({comes_to})"
 
 

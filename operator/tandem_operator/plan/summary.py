@@ -9,7 +9,6 @@ from tandem_operator.plan.conditions import Seen, count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked
-from tandem_operator.plan.scale import share
 from tandem_operator.plan.validation import Checked
 
 TOLD_OTHERWISE = ("Progressing", "CanaryHealthy", "RolledBack", "Reconciling", "Stalled")  # have events of their own
@@ -113,13 +112,6 @@ def note_transitions(before: Status, after: Status, notes: Notes) -> None:
             continue
         bad = condition.status == "False" and condition.reason not in ("Starting", "DisabledBySpec", "NotValidated")
         notes.say("Warning" if bad else "Normal", f"{condition.type}{condition.reason}"[:120], condition.message)
-
-
-def share_of_canary(context: Context, status: Status) -> int:
-    """Requests go to any ready worker, so a share is one of ready workers."""
-    ready = [pod.revision for pod in context.observed.pods if pod.ready and not pod.terminating]
-    canary = ready.count(status.canary_revision) if status.canary_revision else 0
-    return share(len(ready) - canary, canary)
 
 
 def selector(name: str) -> str:
