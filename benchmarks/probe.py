@@ -21,7 +21,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -246,6 +246,19 @@ def disk_speed(folder: Path, cold: bool) -> tuple[float, int]:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
+class OneForAll:
+    """An opener of experts."""
+
+    def __init__(self, expert: nn.Module) -> None:
+        self.expert = expert
+
+    def announce(self, experts: Collection[int]) -> None:
+        pass
+
+    def open(self, expert: int) -> Callable[[Tensor], Tensor]:
+        return self.expert
+
+
 def peak(device: torch.device) -> int:
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated(device)
@@ -259,9 +272,8 @@ def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, i
     with torch.device("meta"):
         layer = FAMILIES[target.family].decoder_layer(target, target.layers - 1)
     if isinstance(experts := getattr(layer, "mlp", None), Experts):
-        only = experts.experts[0]
-        experts.experts = nn.ModuleList([only])
-        experts.open_expert = lambda expert: only
+        experts.experts = nn.ModuleList([experts.experts[0]])
+        experts.opener = OneForAll(experts.experts[0])
     layer.bfloat16().to_empty(device=device).requires_grad_(False)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=SCALE)

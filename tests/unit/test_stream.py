@@ -153,8 +153,8 @@ def test_state_that_is_torn_or_lost_is_computed_anew(tmp_path: Path) -> None:
 LAYER_BYTES = 16 * 2**20
 
 
-def deep_target(folder: Path) -> Path:
-    """Twelve layers of 16 MB as float32, and next to nothing else."""
+def deep_target(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Twelve layers of 16 MB as float32, or 8 as bfloat16, and next to nothing else."""
     wide = LAYER_BYTES // 4 // 3 // 64
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -164,6 +164,7 @@ def deep_target(folder: Path) -> Path:
         "num_attention_heads": 2,
         "vocab_size": 32,
         "rms_norm_eps": 1e-5,
+        "torch_dtype": str(dtype).removeprefix("torch."),
     }
     shapes = {f"mlp.{name}_proj": (wide, 64) for name in ("gate", "up")} | {"mlp.down_proj": (64, wide)}
     shapes |= {f"self_attn.{name}_proj": (64, 64) for name in "qkvo"}
@@ -171,8 +172,9 @@ def deep_target(folder: Path) -> Path:
     layer |= {name: torch.ones(64) for name in ("input_layernorm", "post_attention_layernorm")}
     tensors = {f"model.layers.{i}.{name}.weight": tensor.clone() for i in range(12) for name, tensor in layer.items()}
     tensors |= {"model.embed_tokens.weight": torch.randn(32, 64), "model.norm.weight": torch.ones(64)}
+    tensors["lm_head.weight"] = torch.randn(32, 64)
     folder.mkdir()
-    save_file({**tensors, "lm_head.weight": torch.randn(32, 64)}, folder / "model.safetensors")
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -1,7 +1,7 @@
 """A mixture of experts: each token visits the few experts that a router chooses, and mixes what they say.
 
 Only experts that some token of the forward visits are opened. In a large target they are most of the weights, so that
-the streamed forward opens them from disk, one at a time (`open_expert`).
+the streamed forward opens them from disk, one at a time (`Opener`).
 
 Shapes: x [N, R, H]; M = N R tokens, E experts, k of them per token.
 """
@@ -23,6 +23,16 @@ class Router(Protocol):
         """rows [M, H] -> experts [M, k] and their weights [M, k]."""
 
 
+class Opener(Protocol):
+    """Where experts come from that are not in memory."""
+
+    def announce(self, experts: Collection[int]) -> None:
+        """These will be opened, in this order."""
+
+    def open(self, expert: int) -> Callable[[Tensor], Tensor]:
+        """Rows [1, M, H] -> [1, M, H]."""
+
+
 class Experts(nn.Module):
     """The routed experts. Subclasses bring a router as `gate` and what else the layer adds."""
 
@@ -31,19 +41,19 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, moe: Moe) -> None:
         super().__init__()
         self.experts = nn.ModuleList(MLP(hidden, moe.intermediate_size) for _ in range(moe.experts))
-        self.announce: Callable[[Collection[int]], None] = lambda experts: None
-        """Told which experts will be opened, in this order."""
-        self.open_expert: Callable[[int], nn.Module] = self.experts.__getitem__
+        self.opener: Opener | None = None  # None: they are in memory
 
     def routed(self, x: Tensor) -> Tensor:
         """[N, R, H] -> [N, R, H]."""
         rows = x.flatten(0, 1)  # [M, H]
         chosen, weights = self.gate(rows)
         hit = chosen.unique().tolist()
-        self.announce(hit)
+        if self.opener:
+            self.opener.announce(hit)
         total = torch.zeros_like(rows)
         for expert in hit:
             token, slot = torch.where(chosen == expert)
-            said = self.open_expert(expert)(rows[token][None])[0]  # [tokens of this expert, H]
+            run = self.opener.open(expert) if self.opener else self.experts[expert]
+            said = run(rows[token][None])[0]  # [tokens of this expert, H]
             total.index_add_(0, token, (said * weights[token, slot, None]).to(total.dtype))
         return total.view_as(x)

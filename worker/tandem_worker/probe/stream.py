@@ -16,9 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +113,8 @@ class _Run:
         self.target, self.dtype, self.device, self.on_progress = target, dtype, device, on_progress
         self.source, self.family = Source(checkpoint), FAMILIES[target.family]
         self.attend = SequencesAttention(lengths)
-        self.positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]  # [1, T]
+        positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]  # [1, T]
+        self.rotary = self.family.rotary(target)(positions, dtype)
         self.modules: dict[bool, nn.Module] = {}  # one for all layers of a kind, without weights
         self.layers = [self._stored(i) for i in range(target.layers)]
         self.layer_bytes = [sum(stored.size_bytes for stored in layer.values()) for layer in self.layers]
@@ -143,7 +142,7 @@ class _Run:
                 if i < self.target.layers:
                     x = self._layer(i, x[None], reader)[0]
                     self._report(first, i + 1, time.monotonic() - began)
-            weight = self._take(self.norm, reader)
+            weight = self.take(self.norm, reader)
         final = F.rms_norm(x, weight.shape, weight, self.target.rms_norm_eps)
         check_finite(final, self.target.layers, {self.norm: weight}, self.source.checkpoint)
         return states, final.cpu()
@@ -158,32 +157,15 @@ class _Run:
 
     def _layer(self, index: int, x: Tensor, reader: Reader) -> Tensor:
         module, stored = self._module(index), self.layers[index]
-        weights = {name: self._take(one, reader) for name, one in stored.items() if not _of_expert(name)}
+        weights = {name: self.take(one, reader) for name, one in stored.items() if not _of_expert(name)}
         experts = getattr(module, "mlp", None)
         if isinstance(experts, Experts):
-            experts.announce = partial(self._announce, stored, reader)
-            experts.open_expert = partial(self._expert, index, experts.experts[0], weights, reader)
-        rotary = self.family.rotary(self.target)(self.positions, self.dtype)
-        y: Tensor = functional_call(module, weights, (0, x, rotary, self.attend))
-        self._check(y, index, weights)
+            experts.opener = _ExpertsOnDisk(self, index, experts.experts[0], weights, reader)
+        y: Tensor = functional_call(module, weights, (0, x, self.rotary, self.attend))
+        self.check(y, index, weights)
+        if isinstance(experts, Experts):
+            experts.opener = None  # it holds the layer's weights
         return y
-
-    def _announce(self, stored: dict[str, Stored], reader: Reader, experts: Collection[int]) -> None:
-        prefixes = [f"mlp.experts.{expert}." for expert in experts]
-        by_expert = ((name, one) for prefix in prefixes for name, one in _starting(stored, prefix).items())
-        reader.expect([part for _, one in by_expert for part in one.parts], next=True)
-
-    def _expert(self, index: int, module: nn.Module, around: dict[str, Tensor], reader: Reader, expert: int) -> Any:
-        """The expert as a function of its rows; its weights are gone when the function is."""
-        prefix = f"mlp.experts.{expert}."
-        weights = {name: self._take(one, reader) for name, one in _starting(self.layers[index], prefix).items()}
-
-        def run(rows: Tensor) -> Tensor:
-            said: Tensor = functional_call(module, {k.removeprefix(prefix): v for k, v in weights.items()}, (rows,))
-            self._check(said, index, {**around, **weights})
-            return said
-
-        return run
 
     def _module(self, index: int) -> nn.Module:
         dense = self.target.moe is not None and index in self.target.moe.dense_layers
@@ -197,10 +179,10 @@ class _Run:
         stored = self.source.stored((f"model.layers.{index}.{name}", shape) for name, shape in shapes)
         return {name: one for (name, _), one in zip(shapes, stored, strict=True)}
 
-    def _take(self, stored: Stored, reader: Reader) -> Tensor:
+    def take(self, stored: Stored, reader: Reader) -> Tensor:
         return stored.weight([reader.take(part).to(self.device) for part in stored.parts], self.dtype)
 
-    def _check(self, x: Tensor, index: int, weights: dict[str, Tensor]) -> None:
+    def check(self, x: Tensor, index: int, weights: dict[str, Tensor]) -> None:
         named = {self.layers[index][name]: weight for name, weight in weights.items()}
         check_finite(x, index, named, self.source.checkpoint)
 
@@ -212,13 +194,34 @@ class _Run:
         self.on_progress(Progress(done, self.target.layers, bytes_done, total, rate, left))
 
 
+class _ExpertsOnDisk:
+    """Of one layer. An expert's weights are there for as long as the function that uses them."""
+
+    def __init__(self, run: _Run, index: int, module: nn.Module, around: dict[str, Tensor], reader: Reader) -> None:
+        self.run, self.index, self.module, self.around, self.reader = run, index, module, around, reader
+
+    def announce(self, experts: Collection[int]) -> None:
+        stored = [one for expert in experts for one in self._stored(expert).values()]
+        self.reader.expect([part for one in stored for part in one.parts], next=True)
+
+    def open(self, expert: int) -> Callable[[Tensor], Tensor]:
+        weights = {name: self.run.take(one, self.reader) for name, one in self._stored(expert).items()}
+
+        def run(rows: Tensor) -> Tensor:
+            said: Tensor = functional_call(self.module, weights, (rows,))
+            named = {f"mlp.experts.{expert}.{name}": weight for name, weight in weights.items()}
+            self.run.check(said, self.index, {**self.around, **named})
+            return said
+
+        return run
+
+    def _stored(self, expert: int) -> dict[str, Stored]:
+        names = [f"{name}_proj.weight" for name in ("gate", "up", "down")]
+        return {name: self.run.layers[self.index][f"mlp.experts.{expert}.{name}"] for name in names}
+
+
 def _of_expert(name: str) -> bool:
     return name.startswith("mlp.experts.")
-
-
-def _starting(stored: dict[str, Stored], prefix: str) -> dict[str, Stored]:
-    names = [f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down")]
-    return {name: stored[name] for name in names}
 
 
 def _no_such_token(token: int, target: Target, checkpoint: Checkpoint) -> CheckpointError:
