@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem_worker.checkpoint import CheckpointError, open_checkpoint
+from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_target
 from tandem_worker.finding import Verdict
 from tandem_worker.models.load import load_drafter
 from tandem_worker.models.teacher_forced import draft_everywhere
-from tandem_worker.probe.stream import Progress, stream
+from tandem_worker.probe.stream import Progress, arithmetic, stream
 from unit.pairs import TINY_PAIR, copy_of, overwrite
 from unit.serving import CPU, prompts, tiny_pair
 
@@ -194,3 +195,17 @@ def test_memory_is_that_of_a_layer_and_of_one_read_ahead(tmp_path: Path) -> None
     before = memory_bytes("VmRSS")
     stream(target, rows, ())
     assert memory_bytes("VmHWM") - before < 3 * LAYER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("declared", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16), ("float64", torch.float32)]
+)
+def test_a_gpu_computes_in_the_targets_dtype(declared: str, dtype: torch.dtype) -> None:
+    checkpoint = open_checkpoint(TARGET)
+    assert arithmetic(replace(read_target(checkpoint), dtype=declared), checkpoint) is dtype
+
+
+def test_a_dtype_that_nothing_computes_in_is_named() -> None:
+    checkpoint = open_checkpoint(TARGET)
+    with pytest.raises(CheckpointError, match="dtype is fp8; a GPU computes in one of bfloat16"):
+        arithmetic(replace(read_target(checkpoint), dtype="fp8"), checkpoint)

@@ -69,7 +69,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
         tie_word_embeddings=config.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", default=False)),
         bos_token_id=next(iter(config.integers("bos_token_id") or top.integers("bos_token_id")), None),
         eos_token_ids=_eos_token_ids(checkpoint, config),
-        dtype=declared_dtype(config) or declared_dtype(top) or stored_dtype(checkpoint, "model.embed_tokens.weight"),
+        dtype=declared_dtype(config) or declared_dtype(top) or stored_dtype(checkpoint, "embed_tokens.weight"),
         family=family.name,
         rope_scaling=read_rope_scaling(config, "target", Verdict.COULD_NOT_CHECK),
         qkv_bias=bias or family.qkv_bias,

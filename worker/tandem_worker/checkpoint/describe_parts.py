@@ -123,10 +123,13 @@ def declared_dtype(config: Config) -> str | None:
     return None
 
 
-def stored_dtype(checkpoint: Checkpoint, tensor: str) -> str:
-    """The dtype of a tensor in the words of config files; float32, the libraries' default, when it is not there."""
-    info = checkpoint.tensors.get(tensor)
-    return STORED_DTYPES.get(info.dtype, info.dtype) if info else "float32"
+def stored_dtype(checkpoint: Checkpoint, ending: str) -> str:
+    """The dtype of the first tensor whose name ends so, in the words of config files; float32, the libraries' default,
+    when there is none.
+    """
+    name = next((name for name in checkpoint.tensors if name.endswith(ending)), None)
+    stored = checkpoint.tensors[name].dtype if name else "F32"
+    return STORED_DTYPES.get(stored, stored)
 
 
 def architecture_of(config: Config) -> str:

@@ -56,4 +56,5 @@ class Experts(nn.Module):
             run = self.opener.open(expert) if self.opener else self.experts[expert]
             said = run(rows[token][None])[0]  # [tokens of this expert, H]
             total.index_add_(0, token, (said * weights[token, slot, None]).to(total.dtype))
+            del run  # it may hold the expert's weights, and the next one's are about to come
         return total.view_as(x)

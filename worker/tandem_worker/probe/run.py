@@ -28,7 +28,7 @@ from tandem_worker.probe.prompts import read_prompts, tokenize
 from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
 from tandem_worker.probe.score import knowing_nothing, score
 from tandem_worker.probe.search import Table, search
-from tandem_worker.probe.stream import Progress, stream
+from tandem_worker.probe.stream import Progress, arithmetic, stream
 from tandem_worker.probe.wiring import Wiring
 
 LONGEST_PROMPT_TOKENS = 96  # of texts that the target goes on with
@@ -108,7 +108,7 @@ def _texts(
     rows = tokenize(read_prompts(options.prompts), pairing.target.checkpoint, target.vocab_size, longest)
     if not options.new_tokens:
         return rows, [0] * len(rows)
-    dtype = torch.float32 if device.type == "cpu" else getattr(torch, target.dtype)
+    dtype = torch.float32 if device.type == "cpu" else arithmetic(target, pairing.target.checkpoint)
     whole = load_target(pairing.target.checkpoint, target, dtype, device)
     with torch.inference_mode():
         return continue_greedily(whole, rows, options.new_tokens), [len(row) - 1 for row in rows]

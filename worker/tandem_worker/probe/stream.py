@@ -75,7 +75,7 @@ def stream(
     device = device or torch.device("cpu")
     checkpoint = open_checkpoint(folder)
     target = read_target(checkpoint)
-    dtype = torch.float32 if device.type == "cpu" else getattr(torch, target.dtype)
+    dtype = torch.float32 if device.type == "cpu" else arithmetic(target, checkpoint)
     lengths = [len(row) for row in rows]
     starts = tuple(sum(lengths[:i]) for i in range(len(lengths) + 1))
     tokens = torch.cat([row.cpu() for row in rows])
@@ -85,6 +85,17 @@ def stream(
     run = _Run(checkpoint, target, dtype, device, lengths, on_progress)
     states, final = run(tokens, wanted, state)
     return Streamed(checkpoint, target, tokens, starts, states, final, dtype, device)
+
+
+def arithmetic(target: Target, checkpoint: Checkpoint) -> torch.dtype:
+    """Of a GPU. Raises CheckpointError for a dtype that no model computes in."""
+    kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float32}
+    if target.dtype not in kinds:
+        message = f"The target's dtype is {target.dtype}; a GPU computes in one of {', '.join(kinds)}."
+        action = "Correct torch_dtype in the target's config.json."
+        file = checkpoint.config.file
+        raise CheckpointError(error("TDM-DTYPE-UNKNOWN", message, file=file, where="torch_dtype", action=action))
+    return kinds[target.dtype]
 
 
 class SequencesAttention(CausalAttention):

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo
 from tandem_worker.checkpoint.errors import error
+from tandem_worker.checkpoint.files import readable
 from tandem_worker.finding import Verdict
 from tandem_worker.models.reader import Reader, rows_of, torch_dtype
 from tandem_worker.models.source import EMBEDDING, HEAD, Source, Stored
@@ -107,12 +108,14 @@ class Streamed:
 
 
 def mapped(info: TensorInfo) -> Tensor:
-    """A tensor of a file as memory that the kernel fills on access and may drop again."""
-    with info.file.open("rb") as stream:
-        pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable; nobody writes
+    """A tensor of a file as memory that the kernel fills on access and may drop again. Raises CheckpointError."""
+    first = info.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with readable(info.file), info.file.open("rb") as stream:
+        # Torch wants memory that may be written to. Only this much of it, since the kernel has to vouch for that.
+        pages = mmap.mmap(stream.fileno(), info.end - first, access=mmap.ACCESS_COPY, offset=first)
     dtype = torch_dtype(info)
     count = (info.end - info.start) // dtype.itemsize
-    return torch.frombuffer(pages, dtype=dtype, count=count, offset=info.start).view(info.shape)
+    return torch.frombuffer(pages, dtype=dtype, count=count, offset=info.start - first).view(info.shape)
 
 
 def check_finite(x: Tensor, layer: int, weights: Mapping[Stored, Tensor], checkpoint: Checkpoint) -> None:
