@@ -10,7 +10,7 @@ import pytest
 from tandem_worker.checks.judge import open_pairing
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.engines import load
-from tandem_worker.probe.hypotheses import Choices, neighbours, readings, slot_map
+from tandem_worker.probe.hypotheses import Choices, neighbours, readings
 from tandem_worker.probe.resolved import choices_of, engine_wiring
 from tandem_worker.probe.wiring import Aspect, DraftIds, Pairs, Source, View, Wiring, differences, taken_back
 from unit.pairs import TINY_PAIR, copy_of, drafter_files, target_files
@@ -48,7 +48,9 @@ def test_no_wiring_is_tried_twice_and_none_out_of_range() -> None:
     assert RIGHT not in tried
     assert len(set(tried)) == len(tried)
     assert all(0 <= index <= 8 for wiring in tried for index in wiring.capture)
-    assert len(list(slot_map(RIGHT, CHOICES))) == 3 * 9
+    fed = {wiring.capture for wiring in tried}
+    assert all((2, layer, 5) in fed for layer in range(9) if layer != 4)
+    assert not any(wiring.capture == (2, 8, 5) for wiring in neighbours(RIGHT, CHOICES, every_slot=False))
 
 
 def test_lists_are_read_under_every_convention_and_the_training_run_first() -> None:

@@ -25,8 +25,8 @@ def check(arguments: Sequence[str]) -> int:
     options = _parser("check", "Does this drafter fit this target, for an engine? Looks at configs and headers alone.")
     options.add_argument("--format", choices=FORMATS, default="table", help="default: %(default)s")
     options.add_argument("--all-engines", action="store_true", help="every engine at every version that was read")
-    parsed = options.parse_args(_joined(arguments))
-    engine, deployment = _engine(parsed, options)
+    parsed = options.parse_args(joined_arguments(arguments))
+    engine, deployment = chosen_engine(parsed, options)
     if parsed.all_engines:
         results = _all(parsed, options, engine)
         _print_matrix(results, parsed.format)
@@ -40,8 +40,8 @@ def explain(arguments: Sequence[str]) -> int:
     """Prints what the engine will do with every id, tensor and parameter. 0, or 2 when that could not be told."""
     options = _parser("explain", "What will this engine do with this pair: layers, tensors, parameters, flags.")
     options.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-    parsed = options.parse_args(_joined(arguments))
-    engine, deployment = _engine(parsed, options)
+    parsed = options.parse_args(joined_arguments(arguments))
+    engine, deployment = chosen_engine(parsed, options)
     judged = _judge(parsed, engine, deployment)
     if judged.pairing is None:
         _print(judged, engine, parsed.format)
@@ -57,7 +57,7 @@ def explain(arguments: Sequence[str]) -> int:
     return ExitCode.FITS
 
 
-def _joined(arguments: Sequence[str]) -> list[str]:
+def joined_arguments(arguments: Sequence[str]) -> list[str]:
     """`--engine-args "--tp 8"` as one word: argparse would take the value for an option."""
     joined: list[str] = []
     for argument in arguments:
@@ -70,12 +70,19 @@ def _joined(arguments: Sequence[str]) -> list[str]:
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"tandem-worker {command}", description=description)
+    add_pair_arguments(parser, NEUTRAL)
+    return parser
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser, engine: str) -> None:
+    """Which pair, for which engine, started how: `engine` is the default."""
     parser.add_argument("target", type=Path, metavar="TARGET", help="folder of the target checkpoint")
     parser.add_argument("drafter", type=Path, metavar="DRAFTER", help="folder of the drafter checkpoint")
     parser.add_argument(
         "--engine",
-        default=NEUTRAL,
-        help=f"{', '.join(ENGINES)}, each with a version: sglang@0.5.23; without: what holds for all of them",
+        default=engine,
+        help=f"{', '.join(ENGINES)}, each with a version: sglang@0.5.23; without: "
+        + ("what holds for all of them" if engine == NEUTRAL else engine),
     )
     parser.add_argument("--trained-on", metavar="INDEXES", help="capture indexes of the training run: 2,30,58")
     parser.add_argument("--context-length", type=int, metavar="TOKENS", help="the length that will be served")
@@ -85,10 +92,9 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="of the engine's pod; repeatable"
     )
-    return parser
 
 
-def _engine(parsed: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[Engine, Deployment]:
+def chosen_engine(parsed: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[Engine, Deployment]:
     try:
         engine = load(parsed.engine)
     except UnknownEngine as failure:

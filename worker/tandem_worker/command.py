@@ -1,4 +1,4 @@
-"""The command line: `validate` here; `serve`, `check`, `explain` and `convert` hand their arguments on."""
+"""The command line: `validate` here; `serve`, `check`, `explain`, `probe` and `convert` hand their arguments on."""
 
 from __future__ import annotations
 
@@ -114,6 +114,14 @@ def check_command(context: typer.Context) -> None:
 def explain_command(context: typer.Context) -> None:
     """Print what an engine will do with every layer id, tensor and parameter."""
     raise typer.Exit(explain(context.args))
+
+
+@app.command("probe", add_help_option=False, context_settings=HANDED_ON)
+def probe_command(context: typer.Context) -> None:
+    """Run the pair on calibration texts as an engine would, and name what is wrong when little is accepted."""
+    from tandem_worker.probe.command import main as probe
+
+    raise typer.Exit(probe(context.args))
 
 
 @app.command("convert", add_help_option=False, context_settings=HANDED_ON)

@@ -80,7 +80,7 @@ def matrix(results: list[tuple[Engine, Judgement]], kind: str) -> str:
         return json.dumps(top | {"engines": documents}, indent=1)
     if kind == "sarif":
         return json.dumps(_sarif([_run(judged, engine) for engine, judged in results]), indent=1)
-    return _page("".join(_section(judged, engine) for engine, judged in results))
+    return page("".join(_section(judged, engine) for engine, judged in results))
 
 
 def as_sarif(judged: Judgement, engine: Engine) -> str:
@@ -118,10 +118,10 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 
 def as_html(judged: Judgement, engine: Engine) -> str:
-    return _page(_section(judged, engine))
+    return page(_section(judged, engine))
 
 
-def _page(body: str) -> str:
+def page(body: str) -> str:
     style = (
         "body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}td,th{padding:.3em .8em .3em 0;"
         "text-align:left;vertical-align:top}.Error{color:#b00}.Warning{color:#a60}.Note{color:#666}code{font-size:13px}"

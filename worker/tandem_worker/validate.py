@@ -5,10 +5,11 @@ Static mode never imports torch: it starts in a fraction of a second and needs n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tandem_worker.checkpoint import CheckpointError, fingerprint
 from tandem_worker.checkpoint.declared import DeclaredDrafter
@@ -20,6 +21,10 @@ from tandem_worker.contract import CaptureIndexes, Fingerprints, ProbeResult, Re
 from tandem_worker.engines import Engine, load
 from tandem_worker.finding import Finding, Verdict
 from tandem_worker.probe.merge import can_run, joined
+
+if TYPE_CHECKING:  # they bring torch
+    from tandem_worker.probe.run import Probed
+    from tandem_worker.probe.stream import Progress
 
 
 class Mode(StrEnum):
@@ -39,28 +44,35 @@ class Request:
     continuation: int = 0  # tokens of the target's own greedy continuation that are judged; 0: the texts themselves
     engine: Engine = field(default_factory=lambda: load("builtin"))
     deployment: Deployment = field(default_factory=Deployment)
+    on_progress: Callable[[Progress], None] = lambda progress: None  # of the probe's pass over the target
 
 
 def validate(request: Request) -> ValidationReport:
     """Raises nothing: whatever goes wrong is a finding."""
+    return examine(request)[0]
+
+
+def examine(request: Request) -> tuple[ValidationReport, Probed | None]:
+    """The report, and all that was measured for it. Raises nothing, as `validate`."""
     try:
-        return _validate(request)
+        return _examine(request)
     except CheckpointError as failure:
-        return _report(request, refused(failure))
+        return _report(request, refused(failure)), None
     except Exception as failure:
-        return _report(request, refused(CheckpointError(unexpected(failure))))
+        return _report(request, refused(CheckpointError(unexpected(failure)))), None
 
 
-def _validate(request: Request) -> ValidationReport:
+def _examine(request: Request) -> tuple[ValidationReport, Probed | None]:
     pairing = open_pairing(request.target, request.drafter, request.engine, request.trained_on, request.deployment)
     judged = judge(pairing)
     findings, verdict, summary = judged.findings, judged.verdict, judged.summary
     probe: ProbeResult | None = None
+    probed: Probed | None = None
     if request.mode is Mode.PROBE and can_run(pairing, judged):
-        probe, findings, verdict = _probe(pairing, request, judged)
-        summary = _probed(pairing, findings, probe) or summary
+        probed, probe, findings, verdict = _probe(pairing, request, judged)
+        summary = _summary(pairing, findings, probe) or summary
     judged = Judgement(verdict, summary, findings, judged.pairing)
-    return _report(request, judged, probe)
+    return _report(request, judged, probe), probed
 
 
 def _report(request: Request, judged: Judgement, probe: ProbeResult | None = None) -> ValidationReport:
@@ -117,21 +129,28 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 def _probe(
     pairing: Pairing, request: Request, judged: Judgement
-) -> tuple[ProbeResult | None, tuple[Finding, ...], Verdict]:
+) -> tuple[Probed | None, ProbeResult | None, tuple[Finding, ...], Verdict]:
     from tandem_worker.probe.result import result_of  # brings torch
     from tandem_worker.probe.run import Options, probe
 
-    options = Options(request.draft_length, request.min_accept_length, request.prompts, request.continuation)
+    options = Options(
+        request.draft_length,
+        request.min_accept_length,
+        request.prompts,
+        request.continuation,
+        on_progress=request.on_progress,
+    )
     try:
-        result = result_of(probe(pairing, options))
+        probed = probe(pairing, options)
     except CheckpointError as failure:
         verdict = judged.verdict if errors_of(judged.findings) else failure.verdict
-        return None, judged.findings + failure.findings, verdict
+        return None, None, judged.findings + failure.findings, verdict
+    result = result_of(probed)
     findings = joined(pairing, judged.findings, result)
-    return result, findings, verdict_of(findings, unknown=False)
+    return probed, result, findings, verdict_of(findings, unknown=False)
 
 
-def _probed(pairing: Pairing, findings: tuple[Finding, ...], probe: ProbeResult | None) -> str:
+def _summary(pairing: Pairing, findings: tuple[Finding, ...], probe: ProbeResult | None) -> str:
     errors = errors_of(findings)
     if errors or probe is None:
         return first_of(errors) if errors else ""

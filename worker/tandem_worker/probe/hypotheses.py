@@ -61,14 +61,6 @@ def neighbours(wiring: Wiring, choices: Choices, every_slot: bool = True) -> Ite
             yield other
 
 
-def slot_map(wiring: Wiring, choices: Choices) -> Iterator[tuple[int, int, Wiring]]:
-    """(slot, layer, wiring): each slot fed by each stream, the others left alone."""
-    for slot in range(len(wiring.capture)):
-        for layer in range(choices.layers + 1):
-            capture = wiring.capture[:slot] + (layer,) + wiring.capture[slot + 1 :]
-            yield slot, layer, replace(wiring, capture=capture)
-
-
 def _all(wiring: Wiring, choices: Choices, every_slot: bool) -> Iterator[Wiring]:
     if wiring.random & choices.restorable:
         yield replace(wiring, random=wiring.random - choices.restorable)
@@ -84,7 +76,9 @@ def _all(wiring: Wiring, choices: Choices, every_slot: bool) -> Iterator[Wiring]
     yield from _fusions(wiring, choices)
     yield from (replace(wiring, view=view) for view in View if wiring.fused)
     if every_slot and wiring.fused:
-        yield from (other for _, _, other in slot_map(wiring, choices))
+        for slot in range(len(wiring.capture)):
+            for layer in range(choices.layers + 1):
+                yield replace(wiring, capture=wiring.capture[:slot] + (layer,) + wiring.capture[slot + 1 :])
 
 
 def _captures(wiring: Wiring, choices: Choices) -> Iterator[Wiring]:

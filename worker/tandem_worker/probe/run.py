@@ -32,7 +32,7 @@ from tandem_worker.probe.stream import Progress, arithmetic, stream
 from tandem_worker.probe.wiring import Wiring
 
 LONGEST_PROMPT_TOKENS = 96  # of texts that the target goes on with
-FIRST_LOOK_POSITIONS = 1536
+FIRST_LOOK_POSITIONS = 1024
 LEAST_POSITIONS = 30
 SMALL_TARGET_BYTES = 100_000_000
 

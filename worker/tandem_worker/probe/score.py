@@ -22,7 +22,7 @@ from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.layers import Attend, CausalAttention
 from tandem_worker.probe.build import Built, Parts, build
 from tandem_worker.probe.captured import Batch, Captured
-from tandem_worker.probe.wiring import View, Wiring
+from tandem_worker.probe.wiring import DraftIds, View, Wiring
 
 MOST_DRAFTED = 1 << 25  # elements of one batch of drafts, 128 MiB of float32
 
@@ -46,7 +46,7 @@ def score(captured: Captured, parts: Parts, wirings: Sequence[Wiring]) -> dict[W
     sums: dict[Wiring, list[Tensor]] = defaultdict(list)
     for batch in captured.batches():
         logits = batch.logits()
-        target = _Target(logits.softmax(-1), logits.argmax(-1))
+        target = _Target(logits.softmax(-1), logits.argmax(-1), {})
         del logits
         for key, members in groups.items():
             each = batch.newest.numel() * parts.drafter.draft_vocab_size
@@ -79,6 +79,15 @@ def knowing_nothing(captured: Captured) -> float:
 class _Target:
     probabilities: Tensor  # [B, T, V], of token t + 2
     choice: Tensor  # [B, T]
+    of_drafts: dict[DraftIds, Tensor]
+
+    def of(self, built: Built) -> Tensor:
+        """[B, T, Vd]: of each draft id; none where it leads out of the vocabulary."""
+        reading = built.wiring.ids
+        if reading not in self.of_drafts:
+            inside = (built.ids >= 0) & (built.ids < self.probabilities.shape[-1])
+            self.of_drafts[reading] = self.probabilities[..., built.ids.where(inside, 0)] * inside
+        return self.of_drafts[reading]
 
 
 def feature(batch: Batch, module: Eagle3, wiring: Wiring) -> Tensor:
@@ -117,11 +126,9 @@ def _side_by_side(batch: Batch, built: Built, wirings: Sequence[Wiring], target:
     embedding = built.embed(batch.newest).repeat(len(wirings), 1, 1)
     hidden = step(built.module, embedding, features, 0, CausalAttention())
     q = drafted(built.module, hidden).softmax(-1).unflatten(0, (len(wirings), -1))  # [m, B, T, Vd]
-    inside = (built.ids >= 0) & (built.ids < target.probabilities.shape[-1])
-    p = target.probabilities[..., built.ids.where(inside, 0)] * inside  # [B, T, Vd]
     found = []
     for each in q:
-        overlap = torch.minimum(p, each).sum(-1).where(batch.judged, 0)
+        overlap = torch.minimum(target.of(built), each).sum(-1).where(batch.judged, 0)
         match = (built.ids[each.argmax(-1)] == target.choice) & batch.judged
         broken = ~torch.isfinite(overlap)
         found.append(torch.stack([overlap.sum(-1), match.sum(-1), batch.judged.sum(-1), broken.sum(-1)]).cpu())

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 from tandem_worker.probe.chain import Chain
 from tandem_worker.probe.evidence import Share, gain, share, surely
-from tandem_worker.probe.hypotheses import Choices, neighbours, slot_map
+from tandem_worker.probe.hypotheses import Choices, neighbours
 from tandem_worker.probe.score import Score
 from tandem_worker.probe.wiring import Wiring, differences, taken_back
 
 Measure = Callable[[Sequence[Wiring]], Mapping[Wiring, Score]]
 
 ROUNDS = 3
-FOLLOWED = 3  # wirings from which a round goes on
+FOLLOWED = 2  # wirings from which a round goes on
 FINALISTS = 8
 HINT = 0.05  # the chance of error at which a first look is worth following
 
@@ -52,7 +52,7 @@ class Table:
     engine: Row
     rows: tuple[Row, ...]  # without the engine's; in the order of their overlap
     looked: Mapping[Wiring, Score]
-    slots: Mapping[tuple[int, int], Wiring]  # (slot, layer) -> wiring among `looked`, around the engine's
+    layers: int  # n of the target
     twin: Row | None = None
 
     def with_chains(self, chains: Mapping[Wiring, Chain]) -> Table:
@@ -71,8 +71,7 @@ class Table:
 def search(engine: Wiring, choices: Choices, look: Measure, measure: Measure) -> Table:
     """`look` measures on a part of the text, `measure` on all of it."""
     looked: dict[Wiring, Score] = {}
-    slots = {(slot, layer): wiring for slot, layer, wiring in slot_map(engine, choices)} if engine.fused else {}
-    _add(looked, look, [engine, *slots.values(), *neighbours(engine, choices)])
+    _add(looked, look, [engine, *neighbours(engine, choices)])
     origins, seen = [engine], {engine}
     for _ in range(ROUNDS - 1):
         origins = [wiring for wiring in _best(looked) if wiring not in seen][:FOLLOWED]
@@ -86,7 +85,7 @@ def search(engine: Wiring, choices: Choices, look: Measure, measure: Measure) ->
     finalists += _steps_back(finalists, engine)
     found = measure([engine, *dict.fromkeys(finalists)])
     rows = sorted((Row(w, s) for w, s in found.items() if w != engine), key=lambda row: -row.overlap.value)
-    return Table(Row(engine, found[engine]), tuple(rows), looked, slots)
+    return Table(Row(engine, found[engine]), tuple(rows), looked, choices.layers)
 
 
 def _add(looked: dict[Wiring, Score], look: Measure, wirings: Iterable[Wiring]) -> None:

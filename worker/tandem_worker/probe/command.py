@@ -1,0 +1,88 @@
+"""`tandem-worker probe`: acceptance measured before a GPU is spent, and the cause named when it is low."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem_worker.check import add_pair_arguments, chosen_engine, joined_arguments
+from tandem_worker.finding import EXIT_CODES
+from tandem_worker.validate import Mode, Request, examine
+
+if TYPE_CHECKING:
+    from tandem_worker.probe.stream import Progress
+
+FORMATS = ("table", "json", "html")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0 fits (with warnings or without), 1 does not fit, 2 could not be checked."""
+    parser = _parser()
+    parsed = parser.parse_args(joined_arguments(arguments))
+    engine, deployment = chosen_engine(parsed, parser)
+    request = Request(
+        parsed.target,
+        parsed.drafter,
+        Mode.PROBE,
+        parsed.draft_length,
+        parsed.min_accept_length,
+        trained_on=parsed.trained_on,
+        prompts=parsed.prompts,
+        continuation=parsed.continuation,
+        engine=engine,
+        deployment=deployment,
+    )
+    with _shown_progress() as on_progress:
+        report, probed = examine(replace(request, on_progress=on_progress))
+    from tandem_worker.probe import present
+
+    if parsed.format == "table":
+        present.as_table(report, probed)
+    else:
+        print({"json": present.as_json, "html": present.as_html}[parsed.format](report, probed, engine))
+    return EXIT_CODES[report.verdict]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "tandem-worker probe",
+        description="Runs the pair on calibration texts, layer by layer, as an engine would, and says what is wrong.",
+    )
+    add_pair_arguments(parser, "builtin")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="default: %(default)s")
+    parser.add_argument("--draft-length", type=int, default=4, choices=range(1, 17), metavar="K", help="default: 4")
+    parser.add_argument("--min-accept-length", type=float, default=1.3, metavar="TOKENS", help="default: %(default)s")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" or "messages"')
+    parser.add_argument(
+        "--continuation",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="judge so many tokens that the target itself goes on with (it must fit in memory); 0: the texts",
+    )
+    return parser
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on standard error, where a person may see it."""
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("target", total=None)
+
+        def show(progress: Progress) -> None:
+            speed = f"{progress.bytes_per_second / 1e9:.2f} GB/s, {progress.seconds_left:.0f} s left"
+            description = f"layer {progress.layer} of {progress.layers}, {speed}"
+            bar.update(task, total=progress.bytes_total, completed=progress.bytes_done, description=description)
+
+        yield show
