@@ -1,4 +1,4 @@
-"""`python -m chart.pictures FOLDER`: plays the demo under a real Prometheus and draws every panel from what was recorded.
+"""`python -m chart.pictures FOLDER`: plays the demo under a real Prometheus and draws every panel from its series.
 
 There is no Grafana here, so these are no screenshots: each panel's own queries are asked of Prometheus over the time of
 the four acts, and the answers are drawn, as docs/img says on each picture.
