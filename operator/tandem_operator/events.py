@@ -29,8 +29,9 @@ class Events:
         self._objects = client.CustomObjectsApi(api)
         self._told: dict[Key, frozenset[str]] = {}  # names of the answers that were told, by object
 
-    async def tell(self, resource: SpeculativeDeployment, event: Event, now: datetime, name: str = "") -> None:
-        """An event that can't be posted is logged: it must not stop a rollback. One whose `name` is there is there."""
+    async def tell(self, resource: SpeculativeDeployment, event: Event, now: datetime, name: str = "") -> bool:
+        """False: it could not be posted, which is logged and must not stop a rollback. One whose `name` is there is
+        there."""
         metadata = resource.metadata
         named = {"name": name} if name else {"generateName": f"{metadata.name}-"}
         body = {
@@ -58,19 +59,24 @@ class Events:
                 "events.k8s.io", "v1", metadata.namespace, "events", body
             )
         except client.ApiException as error:
-            if not (name and error.status == 409):
-                log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, words(error))
+            if name and error.status == 409:
+                return True
+            log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, words(error))
+            return False
+        return True
 
     async def tell_answers(self, resource: SpeculativeDeployment, status: Status, now: datetime) -> None:
         """Those in `status` that this process has not told yet."""
         key = Key(resource.metadata.namespace, resource.metadata.name)
         told = self._told.get(key, frozenset())
         fresh = {_name(resource, answer): answer for answer in status.answers if now - answer.at < KEPT}
-        for name, answer in fresh.items():
-            if name not in told:
-                await self.tell(resource, _answer(answer), now, name)
-        if fresh:
-            self._told[key] = frozenset(fresh)
+        done = {
+            name
+            for name, answer in fresh.items()
+            if name in told or await self.tell(resource, _answer(answer), now, name)
+        }
+        if done:
+            self._told[key] = frozenset(done)
         else:
             self.forget(key)
 
