@@ -294,6 +294,8 @@ def around(path: str, value: object) -> Manifest:
     spec = EVERYTHING
     if (path, value) == ("engine.type", "builtin"):
         spec = with_field(spec, "engine.version", None)
+    if path == "resources.limits":  # without a GPU among them
+        spec = with_field(spec, "engine.gpuMemoryFraction", None)
     for part, other in (("target", "drafter"), ("drafter", "target")):
         if path.startswith(f"{part}.source.hostPath"):
             spec = with_field(with_field(spec, f"{part}.source", host("/a")), f"{other}.source", claim("b"))
