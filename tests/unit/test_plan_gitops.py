@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tandem_operator.api import Status
+from tandem_operator.api.crd import custom_resource_definition
 from tandem_operator.plan.conditions import Seen, kstatus
 from tandem_worker.contract import Finding, SelfTestOutcome, Severity, ValidationReport, Verdict
 from unit.world import DEAD, WEAK, Life, World, spec
@@ -36,6 +38,13 @@ def computed(world: World) -> str:
 def refused(verdict: Verdict = Verdict.DOES_NOT_FIT) -> ValidationReport:
     finding = Finding(code="TDM-SHAPE-DIFFERS", severity=Severity.ERROR, message="fc is too narrow")
     return ValidationReport(verdict=verdict, mode="Static", summary="fc is too narrow", findings=(finding,))
+
+
+def test_an_object_that_no_operator_has_seen_is_in_progress() -> None:
+    world = World(spec("a"))
+    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    world.status = Status.model_validate(schema["properties"]["status"]["default"])
+    assert computed(world) == "InProgress"
 
 
 def test_a_rollout_is_in_progress_from_the_edit_to_the_last_worker_and_then_current() -> None:

@@ -36,6 +36,8 @@ _KEPT = {
 # Children are named after the object with a revision behind it; a Service's name begins with a letter, and names of
 # Services and values of labels end at 63 characters.
 _NAME: Json = {"type": "string", "maxLength": 40, "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+# Of an object that no operator has seen. Without it kstatus takes a new object for one that is as it should be.
+NOT_OBSERVED: Json = {"observedGeneration": -1}
 _DROPPED = {"title", "$defs", "properties", "items", "additionalProperties"}
 
 
@@ -128,7 +130,7 @@ def custom_resource_definition() -> Json:
                             "properties": {
                                 "metadata": {"type": "object", "properties": {"name": _NAME}},
                                 "spec": spec,
-                                "status": status,
+                                "status": {**status, "default": NOT_OBSERVED},
                             },
                         }
                     },
