@@ -42,8 +42,13 @@ async def act_killed(stage: Stage) -> Ending:
     restarts = (await _process(stage, pod))[1]
     left = process in processes_on_gpu()
     load = clients.statistics()
-    ending = judge.killed(down, up, restarts, left, load)
-    return Ending(ending, {"seconds_to_serving_again": round(seconds, 1), **users(load)})
+    figures = {
+        "seconds_to_serving_again": round(seconds, 1),
+        "requests_cut_off": load.failures.get("connection lost", 0),
+        "refused_while_down": load.failures.get("connection refused", 0),
+        "answered": load.requests - load.failed,
+    }
+    return Ending(judge.killed(down, up, restarts, left, load), figures)
 
 
 async def act_switched(stage: Stage) -> Ending:
