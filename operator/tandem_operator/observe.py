@@ -203,7 +203,8 @@ def _parsed(kind: type[_Word], message: str) -> _Word | None:
 def _job(job: kube.JobObject, pods: list[kube.PodObject]) -> ValidationJob:
     ended = [c for c in job.status.conditions if c.status == "True" and c.type in ("Complete", "Failed")]
     mine = [pod for pod in pods if pod.metadata.owned_by(job.metadata.uid)]
-    report = next((r for pod in mine if (r := _last_word(pod, ValidationReport))), None)
+    said = ((pod.metadata.name, r) for pod in mine if (r := _last_word(pod, ValidationReport)))
+    speaker, report = next(said, ("", None))
     problem = next((trouble for pod in mine if (trouble := _trouble(pod))), "")
     return ValidationJob(
         name=job.metadata.name,
@@ -211,5 +212,6 @@ def _job(job: kube.JobObject, pods: list[kube.PodObject]) -> ValidationJob:
         attempt=int(job.metadata.labels.get(names.ATTEMPT, "0")),
         finished=bool(ended) or report is not None,
         report=report,
+        pod=speaker,
         problem=problem or next((c.message or c.reason for c in ended if c.type == "Failed"), ""),
     )

@@ -199,6 +199,9 @@ RULES += [
          {"type": "builtin", "version": "0.33.0"}),
 ]  # fmt: skip
 
+RULES.append(case("probe is for mode Probe", "validation", {"mode": "Probe", "probe": {"continuationTokens": 16}},
+                  {"mode": "Static", "probe": {}}))  # fmt: skip
+
 RENAMED = "modelName cannot be changed"
 
 
@@ -296,6 +299,8 @@ def around(path: str, value: object) -> Manifest:
         spec = with_field(spec, "engine.version", None)
     if path == "resources.limits":  # without a GPU among them
         spec = with_field(spec, "engine.gpuMemoryFraction", None)
+    if path.startswith("validation.probe"):
+        spec = with_field(spec, "validation", {"mode": "Probe", "probe": {"prompts": {"name": "texts"}}})
     for part, other in (("target", "drafter"), ("drafter", "target")):
         if path.startswith(f"{part}.source.hostPath"):
             spec = with_field(with_field(spec, f"{part}.source", host("/a")), f"{other}.source", claim("b"))

@@ -206,7 +206,8 @@ class World:
         for name, job in self.jobs.items():
             if not job.finished:
                 report = self.validate(self.spec)
-                self.jobs[name] = replace(job, finished=report is not None, report=report)
+                spoke = f"{name}-x7k2p" if report else ""
+                self.jobs[name] = replace(job, finished=report is not None, report=report, pod=spoke)
         for revision, deployment in list(self.deployments.items()):
             for stuck in [p for p in self.pods.values() if p.revision == revision and not p.ready]:
                 del self.pods[stuck.uid]  # its container restarts, and may start this time

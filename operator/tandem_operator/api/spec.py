@@ -193,6 +193,33 @@ class OnInvalid(StrEnum):
     SERVE_TARGET_ONLY = "ServeTargetOnly"
 
 
+class Prompts(ApiModel):
+    """JSON lines with "prompt" or "messages", in a ConfigMap beside the object."""
+
+    name: Name
+    key: Name = "prompts.jsonl"
+
+
+class Probe(ApiModel):
+    """What the pair is run on, and what is asked of it."""
+
+    prompts: Annotated[
+        Prompts | None, Field(description="Read when the pair is validated. Default: the texts that ship with Tandem.")
+    ] = None
+    continuation_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1024,
+            description="Judge so many tokens that the target itself goes on with, which drafters are trained on; the "
+            "target must fit in memory. 0: judge the texts themselves, with one layer in memory at a time.",
+        ),
+    ] = 0
+    min_accept_length: Annotated[
+        float | None, Field(ge=1, le=100, description="Tokens per round. Default: guard.minAcceptLength.")
+    ] = None
+
+
 class Validation(ApiModel):
     """What is checked before a worker starts. Static reads configs and headers; Probe also runs the pair."""
 
@@ -207,6 +234,8 @@ class Validation(ApiModel):
             "the target serves without speculation until there is a pair that fits."
         ),
     ] = OnInvalid.BLOCK
+    probe: Probe | None = None
+    rules: ClassVar = (Rule("!has(self.probe) || self.mode == 'Probe'", "probe is for mode Probe"),)
 
 
 class Pause(ApiModel):

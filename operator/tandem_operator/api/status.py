@@ -74,6 +74,7 @@ class Validation(ApiModel):
     capture_indexes: CaptureIndexes | None = None
     probe: Probe | None = None
     fingerprints: Fingerprints | None = None
+    report: Annotated[str, Field(max_length=256, description="Whose log holds the report in full: pod/<name>.")] = ""
     weight_bytes: int | None = None
     at: Time
 

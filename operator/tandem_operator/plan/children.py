@@ -13,7 +13,7 @@ from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, VERSION, SpeculativeDeployment
 from tandem_operator.api.base import ApiModel
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.api.spec import Source, Spec
+from tandem_operator.api.spec import Probe, Source, Spec
 from tandem_operator.engines import Adapter, Launch, adapter_of
 from tandem_operator.engines.adapter import (
     DRAFTER_MOUNT,
@@ -31,6 +31,7 @@ from tandem_worker.contract import WORKER_PORT
 
 SERVICE_PORT = 80
 JOB_KEPT_SECONDS = 3600
+PROMPTS_MOUNT, PROMPTS_FILE = "/etc/tandem/prompts", "prompts.jsonl"
 
 
 def _metadata(resource: SpeculativeDeployment, name: str, labels: dict[str, str]) -> Manifest:
@@ -190,7 +191,7 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
         f"--drafter={drafter_folder}",
         f"--mode={spec.validation.mode}",
         f"--draft-length={spec.speculation.draft_length}",
-        f"--min-accept-length={spec.guard.min_accept_length:g}",
+        f"--min-accept-length={probe_floor(spec):g}",
         f"--termination-message={TERMINATION_LOG}",
         *_engine_arguments(spec, Launch(make_recipe(spec, name, None), "", target_folder, drafter_folder)),
     ]
@@ -201,6 +202,9 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
         **_container("validate", settings.worker_image, arguments, sources),
         "resources": _dump(spec.resources) if spec.validation.mode == "Probe" else {},
     }
+    pod = _pod(name, spec.pod, [container], sources)
+    if spec.validation.probe:
+        _give_prompts(spec.validation.probe, container, pod)
     labels = {
         names.ROLE: names.VALIDATION,
         names.VALIDATION_KEY: key,
@@ -222,13 +226,26 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
             },
             "template": {
                 "metadata": {"labels": {**spec.pod.labels, **names.common_labels(name), **labels}},
-                "spec": {
-                    **_pod(name, spec.pod, [container], sources),
-                    "restartPolicy": "Never",
-                },
+                "spec": {**pod, "restartPolicy": "Never"},
             },
         },
     }
+
+
+def probe_floor(spec: Spec) -> float:
+    """The accept length that the probe asks for."""
+    probe = spec.validation.probe
+    return spec.guard.min_accept_length if probe is None or probe.min_accept_length is None else probe.min_accept_length
+
+
+def _give_prompts(probe: Probe, container: Manifest, pod: Manifest) -> None:
+    if probe.continuation_tokens:
+        container["args"].append(f"--continuation={probe.continuation_tokens}")
+    if probe.prompts:
+        items = [{"key": probe.prompts.key, "path": PROMPTS_FILE}]
+        pod["volumes"].append({"name": "prompts", "configMap": {"name": probe.prompts.name, "items": items}})
+        container["volumeMounts"].append({"name": "prompts", "mountPath": PROMPTS_MOUNT, "readOnly": True})
+        container["args"].append(f"--prompts={PROMPTS_MOUNT}/{PROMPTS_FILE}")
 
 
 def _engine_arguments(spec: Spec, launch: Launch) -> list[str]:

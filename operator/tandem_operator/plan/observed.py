@@ -68,6 +68,7 @@ class ValidationJob:
     finished: bool
     report: ValidationReport | None = None
     problem: str = ""
+    pod: str = ""  # whose last word the report is
 
 
 @dataclass(frozen=True)

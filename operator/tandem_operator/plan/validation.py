@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
-from tandem_operator.api.spec import Enforcement, EngineType, Source, ValidationMode
+from tandem_operator.api.spec import Enforcement, EngineType, Source, Spec, ValidationMode
 from tandem_operator.api.status import CaptureIndexes, Finding, Fingerprints, Probe, Validation
 from tandem_operator.plan import children
 from tandem_operator.plan.conditions import Seen
@@ -50,11 +50,16 @@ def retry_of(resource: SpeculativeDeployment) -> str:
 def key_of(resource: SpeculativeDeployment) -> str:
     """Of everything that the validation Job looks at. The floor counts only where the probe is judged by it."""
     spec = resource.spec
-    probe = (spec.speculation.draft_length, spec.guard.min_accept_length)
+    probe = (spec.speculation.draft_length, children.probe_floor(spec), *_prompts(spec))
     probed = probe if spec.validation.mode == ValidationMode.PROBE else ()
     engine = spec.engine.model_copy(update={"image": None})
     told = () if engine.type == EngineType.BUILTIN else (spec.speculation.draft_length, *spec.pod.env)
     return short_hash(spec.target, spec.drafter, engine, told, spec.validation.mode, probed, retry_of(resource))
+
+
+def _prompts(spec: Spec) -> tuple[object, ...]:
+    probe = spec.validation.probe
+    return (probe.prompts, probe.continuation_tokens) if probe else ()
 
 
 def check(context: Context) -> Checked:
@@ -171,10 +176,10 @@ def _from_job(job: ValidationJob, key: str, attempt: int, now: datetime) -> Vali
     if job.report is None:
         summary = f"Job {job.name} ended without a report: {job.problem or 'its pod left no termination message'}"
         return Validation(key=key, attempt=attempt, verdict=Verdict.COULD_NOT_CHECK, summary=summary, at=now)
-    return _from_report(job.report, key, attempt, now)
+    return _from_report(job.report, key, attempt, now, f"pod/{job.pod}" if job.pod else "")
 
 
-def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime) -> Validation:
+def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime, log: str) -> Validation:
     indexes, probe, prints = report.capture_indexes, report.probe, report.fingerprints
     return Validation(
         key=key,
@@ -186,6 +191,7 @@ def _from_report(report: ValidationReport, key: str, attempt: int, now: datetime
         probe=_rounded(probe) if probe else None,
         fingerprints=Fingerprints(**prints.model_dump()) if prints else None,
         weight_bytes=report.weight_bytes,
+        report=log,
         at=now,
     )
 

@@ -1,0 +1,58 @@
+"""What a spec says of the probe reaches the validation's pod, and where its report lies reaches the status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem_operator.api import Metadata, SpeculativeDeployment
+from tandem_operator.plan import children
+from tandem_operator.plan.validation import key_of
+from unit.world import SETTINGS, World, spec
+
+CHOSEN = {"prompts": {"name": "our-texts"}, "continuationTokens": 32, "minAcceptLength": 2.25}
+
+
+def resource(**validation: object) -> SpeculativeDeployment:
+    metadata = Metadata(name="pair", namespace="default", uid="1", generation=1)
+    return SpeculativeDeployment(metadata=metadata, spec=spec(validation=validation))
+
+
+def pod_of(found: SpeculativeDeployment) -> dict[str, Any]:
+    pod: dict[str, Any] = children.validation_job(found, SETTINGS, "key", 0)["spec"]["template"]["spec"]
+    return pod
+
+
+def test_the_texts_of_a_configmap_reach_the_probe_and_nothing_else_of_it() -> None:
+    pod = pod_of(resource(mode="Probe", probe=CHOSEN))
+    (container,) = pod["containers"]
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "prompts")
+    items = [{"key": "prompts.jsonl", "path": "prompts.jsonl"}]
+    assert volume["configMap"] == {"name": "our-texts", "items": items}
+    (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == "prompts")
+    assert mount["readOnly"]
+    assert f"--prompts={mount['mountPath']}/prompts.jsonl" in container["args"]
+    assert "--continuation=32" in container["args"]
+    assert "--min-accept-length=2.25" in container["args"]
+
+
+def test_without_a_word_the_shipped_texts_and_the_guards_floor_count() -> None:
+    pod = pod_of(resource(mode="Probe"))
+    (container,) = pod["containers"]
+    assert not any(argument.startswith(("--prompts", "--continuation")) for argument in container["args"])
+    assert "--min-accept-length=1.3" in container["args"]
+    assert "prompts" not in [volume["name"] for volume in pod["volumes"]]
+
+
+def test_another_text_or_floor_is_another_validation_and_a_static_one_does_not_care() -> None:
+    keys = [key_of(resource(mode="Probe", probe=probe)) for probe in (None, CHOSEN, CHOSEN | {"minAcceptLength": 2})]
+    keys.append(key_of(resource(mode="Probe", probe=CHOSEN | {"prompts": {"name": "others"}})))
+    assert len(set(keys)) == 4
+    assert key_of(resource(mode="Static")) not in keys
+
+
+def test_the_status_says_whose_log_holds_the_report() -> None:
+    world = World(spec(validation={"mode": "Probe"})).run(5)
+    validation = world.status.validation
+    assert validation is not None
+    (job,) = world.jobs
+    assert validation.report == f"pod/{job}-x7k2p"
