@@ -135,7 +135,7 @@ def test_what_ends_a_text_comes_from_the_generation_config(tmp_path: Path) -> No
     assert read_target(open_checkpoint(folder)).eos_token_ids == (1, 7)
 
 
-@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Llama4ForConditionalGeneration", ""])
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Llama4ForConditionalGeneration", ""])
 def test_a_target_of_an_unknown_architecture_is_not_judged(tmp_path: Path, architecture: str) -> None:
     failure = refusal(tmp_path, {"architectures": [architecture]})
     assert failure.verdict is Verdict.COULD_NOT_CHECK

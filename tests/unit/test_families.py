@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -81,6 +83,17 @@ LATENT: dict[str, Any] = {
     "num_mtp_layers": 0,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+GPT_OSS: dict[str, Any] = {
+    **SIZES,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "head_dim": 10,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "swiglu_limit": 0.7,
+    "rope_parameters": {**YARN, "truncate": False},
+}
 Make = Callable[[], PreTrainedModel]
 MODELS: dict[str, Make] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=10, tie_word_embeddings=True)),
@@ -104,6 +117,7 @@ MODELS: dict[str, Make] = {
             rope_interleave=False,
         )
     ),
+    "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**GPT_OSS)),
     "kimi-k2": lambda: DeepseekV3ForCausalLM(
         DeepseekV3Config(**LATENT, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_parameters=KIMI_YARN)
     ),
@@ -118,7 +132,7 @@ def written(make: Make, folder: Path) -> PreTrainedModel:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "norm" in name:
                 tensor.uniform_(0.5, 1.5)
-            elif name.endswith(("weight", "_proj", "bias")):
+            elif name.endswith(("weight", "_proj", "bias", "sinks")):
                 tensor.normal_(0, 1.0 if "embed" in name else 0.2)
     model.save_pretrained(folder)
     return model
@@ -161,7 +175,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert (found - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3-moe", "deepseek-v3", "gpt-oss"])
 def test_the_whole_model_computes_and_writes_what_the_streamed_one_does(tmp_path: Path, name: str) -> None:
     written(MODELS[name], tmp_path)
     checkpoint = open_checkpoint(tmp_path)
@@ -184,8 +198,8 @@ def test_every_architecture_that_is_read_has_a_family() -> None:
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     files = target_files()
-    files.config["architectures"] = ["GptOssForCausalLM"]
-    with pytest.raises(CheckpointError, match="GptOssForCausalLM is not known") as caught:
+    files.config["architectures"] = ["Llama4ForConditionalGeneration"]
+    with pytest.raises(CheckpointError, match="Llama4ForConditionalGeneration is not known") as caught:
         stream(files.write(tmp_path), [torch.tensor([1])], ())
     assert caught.value.verdict is Verdict.COULD_NOT_CHECK
 

@@ -13,14 +13,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tandem_worker.checkpoint import CheckpointError, TensorInfo
 from tandem_worker.finding import Verdict
 from tandem_worker.models import reader
-from tandem_worker.models.quantised import scaled, unpacked
+from tandem_worker.models.quantised import mxfp4, scaled, unpacked
 from tandem_worker.probe.stream import stream
 from tandem_worker.probe.streamed import Streamed
-from unit.test_families import KIMI_YARN, LATENT, written
+from unit.test_families import KIMI_YARN, LATENT, MODELS, close, written
 
 FIXTURE = load_file(Path(__file__).parent / "data" / "compressed_tensors.safetensors")  # hack/quantised_fixture.py
 TOKENS = torch.tensor([5, 17, 40])
@@ -57,6 +58,18 @@ def test_the_last_block_may_be_cut_off() -> None:
     scale = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     found = scaled(values, scale, (128, 128))
     assert found[[127, 127, 128, 199], [127, 128, 127, 129]].tolist() == [1, 2, 3, 4]
+
+
+def blocks_and_scales(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+    return blocks, torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
+
+
+def test_four_bit_floats_are_read_as_transformers_reads_them() -> None:
+    blocks, scales = blocks_and_scales(6, 10, 2)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, I, O]: turned over
+    assert torch.equal(torch.stack([mxfp4(*one).T for one in zip(blocks, scales, strict=True)]), expected)
 
 
 # --- a whole checkpoint ----------------------------------------------------------------------------------------------
@@ -135,6 +148,26 @@ def test_a_quantised_target_streams_as_the_weights_it_stands_for(
     found, expected = run(stored), run(meant)
     assert torch.equal(found.final, expected.final)
     assert all(torch.equal(found.states[i], expected.states[i]) for i in range(4))
+
+
+def test_stacked_experts_of_four_bit_floats_stream_as_the_weights_they_stand_for(tmp_path: Path) -> None:
+    written(MODELS["gpt-oss"], tmp_path / "meant")
+    config = json.loads((tmp_path / "meant" / "config.json").read_text())
+    meant = load_file(tmp_path / "meant" / "model.safetensors")
+    stored = dict(meant)
+    for name in [name for name in meant if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = meant[name].shape
+        blocks, scales = blocks_and_scales(experts, outputs, inputs // 32)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        meant[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+        del stored[name]
+    save_file(meant, tmp_path / "meant" / "model.safetensors")
+    (tmp_path / "stored").mkdir()
+    save_file(stored, tmp_path / "stored" / "model.safetensors")
+    (tmp_path / "stored" / "config.json").write_text(json.dumps(config | {"quantization_config": {"any": "thing"}}))
+    found, expected = run(tmp_path / "stored"), run(tmp_path / "meant")
+    assert len(stored) == len(meant) + 6
+    close(found.final, expected.final)
 
 
 def test_only_experts_that_a_token_visits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tandem_worker.checkpoint.describe_parts import (
     refuse_settings,
     stored_dtype,
 )
-from tandem_worker.checkpoint.description import Moe, Target
+from tandem_worker.checkpoint.description import GptOss, Moe, Target
 from tandem_worker.checkpoint.errors import CheckpointError, error
 from tandem_worker.checkpoint.files import readable
 from tandem_worker.checkpoint.folder import Checkpoint
@@ -32,6 +32,7 @@ class Family(NamedTuple):
     settings: Mapping[str, object] = {}
     head_dim: int | None = None  # of transformers' config class; None: hidden_size / num_attention_heads
     qkv_bias: bool = False  # whatever the config says
+    attention_bias: bool = False  # where it says nothing
 
 
 DEEPSEEK = Family("deepseek_v3", {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
@@ -42,6 +43,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": Family("qwen3", NO_WINDOW, head_dim=128),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", {**NO_WINDOW, "decoder_sparse_step": 1}),
     "DeepseekV3ForCausalLM": DEEPSEEK,
+    "GptOssForCausalLM": Family("gpt_oss", head_dim=64, attention_bias=True),
     "KimiK2ForCausalLM": DEEPSEEK,
     "KimiK25ForConditionalGeneration": DEEPSEEK,
     "Kimi_K25ForConditionalGeneration": DEEPSEEK,  # as transformers writes it
@@ -59,7 +61,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
     refuse_settings(config, {**COMMON_SETTINGS, **family.settings}, "target", Verdict.COULD_NOT_CHECK)
     latent = family is DEEPSEEK
     dimensions = read_dimensions(config, 2 if latent else family.head_dim)  # with latent attention nobody asks for it
-    bias = config.boolean("attention_bias", default=False)
+    bias = config.boolean("attention_bias", default=family.attention_bias)
     if latent:
         refuse_settings(config, {"attention_bias": False}, "target", Verdict.COULD_NOT_CHECK)
     quantized = any(level.has("quantization_config") or level.has("compression_config") for level in (config, top))
@@ -76,6 +78,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
         out_bias=bias and not family.qkv_bias,
         mla=read_mla(config) if latent else None,
         moe=_read_moe(config, family),
+        gpt_oss=_read_gpt_oss(config) if family.name == "gpt_oss" else None,
         quantized=quantized,
         **dimensions._asdict(),
     )
@@ -103,7 +106,27 @@ def _read_moe(config: Config, family: Family) -> Moe | None:
             best_groups=config.integer("topk_group", default=1),
             scale=config.number("routed_scaling_factor", default=1.0),
         )
+    if family.name == "gpt_oss":
+        return Moe(
+            experts=config.integer("num_local_experts", default=128),
+            per_token=config.integer("num_experts_per_tok", config.integer("experts_per_token", default=4)),
+            intermediate_size=config.integer("intermediate_size"),
+            normalise=True,
+            dense_layers=frozenset(),
+        )
     return None
+
+
+def _read_gpt_oss(config: Config) -> GptOss:
+    """Without `layer_types` every other layer has a window, the first one too."""
+    layers = config.integer("num_hidden_layers")
+    kinds = config.texts("layer_types") or ("sliding_attention", "full_attention") * layers
+    return GptOss(
+        window=config.integer("sliding_window", default=128),
+        windowed_layers=frozenset(i for i in range(layers) if kinds[i % len(kinds)] == "sliding_attention"),
+        swiglu_limit=config.number("swiglu_limit", default=7.0),
+        swiglu_alpha=config.number("swiglu_alpha", default=1.702),
+    )
 
 
 def _unknown(config: Config, architecture: str) -> Finding:

@@ -54,6 +54,16 @@ class Moe:
 
 
 @dataclass(frozen=True)
+class GptOss:
+    """What gpt-oss alone has."""
+
+    window: int  # positions that a row of a windowed layer sees, itself included
+    windowed_layers: frozenset[int]
+    swiglu_limit: float
+    swiglu_alpha: float
+
+
+@dataclass(frozen=True)
 class Target:
     architecture: str
     hidden_size: int
@@ -76,6 +86,7 @@ class Target:
     out_bias: bool = False  # of the attention's output
     mla: Mla | None = None
     moe: Moe | None = None
+    gpt_oss: GptOss | None = None
     quantized: bool = False
 
 

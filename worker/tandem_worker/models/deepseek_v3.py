@@ -46,9 +46,13 @@ class SigmoidRouter(nn.Module):
 
 class SharedAndRouted(Experts):
     def __init__(self, hidden: int, moe: Moe) -> None:
-        super().__init__(hidden, moe)
+        super().__init__(MLP(hidden, moe.intermediate_size) for _ in range(moe.experts))
         self.gate = SigmoidRouter(hidden, moe)
         self.shared_experts = MLP(hidden, moe.intermediate_size * moe.shared) if moe.shared else None
+
+    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights = self.gate(rows)
+        return chosen, weights
 
     def forward(self, x: Tensor) -> Tensor:
         routed = self.routed(x)

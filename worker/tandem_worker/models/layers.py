@@ -9,6 +9,7 @@ Shapes: N blocks, R rows, H hidden size, D head size, Hq query heads, Hk key and
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
@@ -29,11 +30,36 @@ class Attend(Protocol):
 
 
 class CausalAttention:
-    """Attention within each block, without a cache: a block is a whole sequence that starts at position 0."""
+    """Attention within each block, without a cache: a block is a whole sequence that starts at position 0.
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    `window`: how many positions back a row sees, itself included. `sinks` [Hq]: a logit beside those of each head's
+    keys, without a value.
+    """
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+        if window is None and sinks is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+        places = torch.arange(q.shape[2], device=q.device)
+        back = places[:, None] - places  # [R, R]
+        seen = (back >= 0) & (back < (window or len(places)))
+        return attend_with_sinks(q, k, v, seen[None, None], sinks).transpose(1, 2)
+
+
+def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
+    """q [N, Hq, R, D], k and v [N, Hk, S, D], seen [N or 1, 1, R, S] -> [N, Hq, R, D].
+
+    A sink is one more key, of zeros, whose logit comes with the mask.
+    """
+    if sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, -math.inf)
+    bias = bias.expand(-1, len(sinks), -1, -1)
+    sink = sinks.to(q.dtype)[None, :, None, None].expand(len(bias), -1, bias.shape[2], 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.cat([bias, sink], -1), enable_gqa=True)
 
 
 class Linear(nn.Linear):

@@ -8,19 +8,11 @@ Shapes: x [N, R, H]; M = N R tokens, E experts, k of them per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-
-from tandem_worker.checkpoint.description import Moe
-from tandem_worker.models.layers import MLP
-
-
-class Router(Protocol):
-    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """rows [M, H] -> experts [M, k] and their weights [M, k]."""
 
 
 class Opener(Protocol):
@@ -34,19 +26,21 @@ class Opener(Protocol):
 
 
 class Experts(nn.Module):
-    """The routed experts. Subclasses bring a router as `gate` and what else the layer adds."""
+    """The routed experts. Subclasses bring a router and what else the layer adds."""
 
-    gate: Router
-
-    def __init__(self, hidden: int, moe: Moe) -> None:
+    def __init__(self, experts: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(MLP(hidden, moe.intermediate_size) for _ in range(moe.experts))
+        self.experts = nn.ModuleList(experts)
         self.opener: Opener | None = None  # None: they are in memory
+
+    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [M, H] -> experts [M, k] and their weights [M, k]."""
+        raise NotImplementedError
 
     def routed(self, x: Tensor) -> Tensor:
         """[N, R, H] -> [N, R, H]."""
         rows = x.flatten(0, 1)  # [M, H]
-        chosen, weights = self.gate(rows)
+        chosen, weights = self.route(rows)
         hit = chosen.unique().tolist()
         if self.opener:
             self.opener.announce(hit)

@@ -4,6 +4,8 @@
                                          stored with 8 added; weight_scale [O, I / group]; weight_shape
     FP8 of DeepSeek-V3                   weight [O, I] float8, weight_scale_inv [O / 128, I / 128] (it multiplies)
     FP8 and INT8 of compressed-tensors   weight [O, I], weight_scale [O, 1], or one for all
+    MXFP4 of gpt-oss                     blocks [O, I / 32, 16] uint8, two values of 4 bits in each, lowest bits first;
+                                         scales [O, I / 32] uint8, exponents of 2 with 127 added
 
 O outputs, I inputs.
 """
@@ -40,3 +42,13 @@ def scaled(weight: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
             if grid.shape[dim] not in (1, size):
                 grid = grid.repeat_interleave(step, dim).narrow(dim, 0, size)  # the last block may be cut off
     return weight.to(grid.dtype) * grid
+
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # by their bits, e2m1
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """-> [O, I] float32, exactly."""
+    table = torch.tensor(FP4, device=blocks.device)
+    values = table[torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()]  # [O, I / 32, 32]
+    return torch.ldexp(values, scales.to(torch.int32)[..., None] - 127).flatten(-2)

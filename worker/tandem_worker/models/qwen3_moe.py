@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.checkpoint.description import Moe, Target
+from tandem_worker.models.layers import MLP
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.moe import Experts
 from tandem_worker.models.qwen3 import Qwen3Layer
@@ -28,8 +29,12 @@ class SoftmaxRouter(nn.Module):
 
 class SparseBlock(Experts):
     def __init__(self, hidden: int, moe: Moe) -> None:
-        super().__init__(hidden, moe)
+        super().__init__(MLP(hidden, moe.intermediate_size) for _ in range(moe.experts))
         self.gate = SoftmaxRouter(hidden, moe)
+
+    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights = self.gate(rows)
+        return chosen, weights
 
     def forward(self, x: Tensor) -> Tensor:
         return self.routed(x)

@@ -6,6 +6,7 @@ Multimodal checkpoints put the language model behind a prefix. A quantised param
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, TensorInfo
 from tandem_worker.checkpoint.config import Config
 from tandem_worker.checkpoint.errors import error, listed
-from tandem_worker.models.quantised import scaled, unpacked
+from tandem_worker.models.quantised import mxfp4, scaled, unpacked
+from tandem_worker.models.reader import rows_of
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 LAYOUTS = (  # what stands in the files for `model.`, and what for `lm_head.`
@@ -26,6 +28,7 @@ LAYOUTS = (  # what stands in the files for `model.`, and what for `lm_head.`
 EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "I8")
 SCALES = ("weight_scale_inv", "weight_scale")
 BLOCK = (128, 128)  # DeepSeek's
+STACKED = re.compile(r"(?P<experts>.*\.experts\.)(?P<expert>\d+)\.(?P<name>\w+)")  # gpt-oss
 # Other libraries' ways (AWQ, GPTQ, NVFP4, asymmetric or reordered integers), by a tensor that gives them away.
 FOREIGN = ("qweight", "qzeros", "weight_zero_point", "weight_g_idx", "weight_scale_2", "weight_global_scale")
 
@@ -46,7 +49,9 @@ class Stored(NamedTuple):
         """From the parts as they are stored, on any device, to the weight in `dtype`."""
         values, *scale = tensors
         if not scale:
-            return values.to(dtype)
+            return values.view(self.shape).to(dtype)
+        if values.dtype == torch.uint8:
+            return mxfp4(values[0], scale[0][0]).T.to(dtype)  # stored outputs first, used inputs first
         if values.dtype == torch.int32:
             return unpacked(values, scale[0], self.shape).to(dtype)
         return scaled(values, scale[0], self.block).to(dtype)
@@ -111,6 +116,9 @@ class Source:
             foreign = self._find(module + name)
             if foreign is not None:
                 raise _not_read(foreign, "belongs to a quantisation that is not read here")
+        stacked = STACKED.fullmatch(key)
+        if stacked:
+            return self._slice(stacked["experts"] + stacked["name"], int(stacked["expert"]), shape)
         packed, scale = self._find(f"{module}weight_packed"), self._find(f"{module}weight_scale")
         if packed is None:
             return None
@@ -119,6 +127,21 @@ class Source:
         if scale is None or not whole or packed.dtype != "I32" or packed.shape not in shapes:
             raise _not_read(packed, f"is {packed.dtype} {list(packed.shape)} for a matrix of {list(shape)}")
         return (packed, scale)
+
+    def _slice(self, key: str, expert: int, shape: tuple[int, ...]) -> tuple[TensorInfo, ...] | None:
+        """One expert's part of tensors in which all experts lie behind each other."""
+        plain, blocks, scales = (self._find(key + ending) for ending in ("", "_blocks", "_scales"))
+        if plain is None and blocks is not None and scales is not None:
+            whole = (*shape[::-1][:1], shape[0] // 32, 16)
+            found = [(blocks, whole, "U8"), (scales, whole[:2], "U8")]
+        elif plain is not None:
+            found = [(plain, shape, plain.dtype)]
+        else:
+            return None
+        for info, expected, dtype in found:
+            if info.shape[1:] != expected or info.shape[0] <= expert or info.dtype != dtype:
+                raise _shape_differs(info, (expert + 1, *expected))
+        return tuple(rows_of(info, expert, expert + 1) for info, _, _ in found)
 
 
 def _block(config: Config) -> tuple[int, int]:

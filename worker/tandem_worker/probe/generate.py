@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from tandem_worker.models.layers import attend_with_sinks
 from tandem_worker.models.llama import Llama
 
 
@@ -25,16 +25,19 @@ class DenseCache:
         self.sequences = torch.arange(batch, device=llama.model.embed_tokens.weight.device)[:, None]
         self.positions: Tensor  # [B, R] of this forward
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         if layer not in self.layers:
             keys, values = (x.new_zeros((len(x), self.length, *x.shape[2:])) for x in (k, v))
             self.layers[layer] = keys, values
         keys, values = self.layers[layer]
         keys[self.sequences, self.positions], values[self.sequences, self.positions] = k, v
         reach = int(self.positions.max()) + 1
-        seen = torch.arange(reach, device=q.device) <= self.positions[:, None, :, None]  # [B, 1, R, S]
+        back = self.positions[:, None, :, None] - torch.arange(reach, device=q.device)  # [B, 1, R, S]
+        seen = (back >= 0) & (back < (window or reach))
         q, keys, values = (x.transpose(1, 2) for x in (q, keys[:, :reach], values[:, :reach]))
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+        return attend_with_sinks(q, keys, values, seen, sinks).transpose(1, 2)
 
 
 def continue_greedily(llama: Llama, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:

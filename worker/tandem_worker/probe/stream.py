@@ -104,11 +104,13 @@ class SequencesAttention(CausalAttention):
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         """q [1, T, Hq, D], k [1, T, Hk, D], v [1, T, Hk, Dv] -> [1, T, Hq, Dv]."""
         sequences = zip(*(x.split(self.lengths, 1) for x in (q, k, v)), strict=True)
         attend = super().__call__
-        return torch.cat([attend(layer, *sequence) for sequence in sequences], 1)
+        return torch.cat([attend(layer, *sequence, window=window, sinks=sinks) for sequence in sequences], 1)
 
 
 class _Run:
@@ -126,7 +128,7 @@ class _Run:
         self.attend = SequencesAttention(lengths)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]  # [1, T]
         self.rotary = self.family.rotary(target)(positions, dtype)
-        self.modules: dict[bool, nn.Module] = {}  # one for all layers of a kind, without weights
+        self.modules: dict[tuple[bool, bool], nn.Module] = {}  # one for all layers of a kind, without weights
         self.layers = [self._stored(i) for i in range(target.layers)]
         self.layer_bytes = [sum(stored.size_bytes for stored in layer.values()) for layer in self.layers]
         hidden, vocabulary = target.hidden_size, target.vocab_size
@@ -179,11 +181,12 @@ class _Run:
         return y
 
     def _module(self, index: int) -> nn.Module:
-        dense = self.target.moe is not None and index in self.target.moe.dense_layers
-        if dense not in self.modules:
+        moe, gpt_oss = self.target.moe, self.target.gpt_oss
+        kind = (moe is not None and index in moe.dense_layers, gpt_oss is not None and index in gpt_oss.windowed_layers)
+        if kind not in self.modules:
             with torch.device("meta"):
-                self.modules[dense] = self.family.decoder_layer(self.target, index).requires_grad_(False).eval()
-        return self.modules[dense]
+                self.modules[kind] = self.family.decoder_layer(self.target, index).requires_grad_(False).eval()
+        return self.modules[kind]
 
     def _stored(self, index: int) -> dict[str, Stored]:
         shapes = [(name, tuple(weight.shape)) for name, weight in self._module(index).named_parameters()]
@@ -227,7 +230,7 @@ class _ExpertsOnDisk:
         return run
 
     def _stored(self, expert: int) -> dict[str, Stored]:
-        names = [f"{name}_proj.weight" for name in ("gate", "up", "down")]
+        names = [name for name, _ in self.module.named_parameters()]
         return {name: self.run.layers[self.index][f"mlp.experts.{expert}.{name}"] for name in names}
 
 
