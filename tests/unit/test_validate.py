@@ -79,7 +79,7 @@ def test_the_target_given_as_drafter() -> None:
 
 
 def test_a_target_of_an_unknown_architecture_is_not_judged(tmp_path: Path) -> None:
-    target = copy_of("target", tmp_path, architectures=["GptOssForCausalLM"])
+    target = copy_of("target", tmp_path, architectures=["Gemma3ForCausalLM"])
     code, report, _ = run(target, TINY_PAIR / "drafter")
     assert code == 2
     assert codes(report) == {"TDM-ARCHITECTURE-NOT-SUPPORTED"}
