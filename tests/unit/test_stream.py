@@ -16,7 +16,9 @@ from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_targ
 from tandem_worker.finding import Verdict
 from tandem_worker.models.load import load_drafter
 from tandem_worker.models.teacher_forced import draft_everywhere
+from tandem_worker.probe import stream_state
 from tandem_worker.probe.stream import Progress, arithmetic, stream
+from tandem_worker.validate import Mode, Request, validate
 from unit.pairs import TINY_PAIR, copy_of, overwrite
 from unit.serving import CPU, prompts, tiny_pair
 
@@ -147,6 +149,30 @@ def test_state_that_is_torn_or_lost_is_computed_anew(tmp_path: Path) -> None:
         assert torch.equal(resumed.states[2], whole.states[2])
         for left in tmp_path.iterdir():
             left.unlink()
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/state can not be made to keep the probe's state in"):
+        stream(TARGET, some_rows(), (), resume=tmp_path / "file" / "state")
+
+
+def test_a_full_disk_ends_the_keeping_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stream_state, "save_file", full)
+    assert torch.equal(stream(TARGET, some_rows(), {2}, resume=tmp_path).final, stream(TARGET, some_rows(), {2}).final)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_probe_that_is_asked_again_does_not_read_the_target_again(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    asked = Request(TARGET, TINY_PAIR / "drafter", Mode.PROBE, 4, 1.3, on_progress=told.append, resume=tmp_path)
+    first = validate(asked)
+    assert len(told) == 8
+    assert validate(asked) == first
+    assert len(told) == 8
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -50,6 +50,9 @@ def validate_command(
     continuation: Annotated[
         int, typer.Option(min=0, max=1024, help="Judge so many tokens that the target itself goes on with (probe).")
     ] = 0,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder that keeps what the probe has reached; a killed one goes on from it.")
+    ] = None,
     termination_message: Annotated[
         Path | None, typer.Option(help="File that takes the report, shortened to 4 KiB.")
     ] = None,
@@ -80,6 +83,7 @@ def validate_command(
             continuation=continuation,
             engine=chosen,
             deployment=deployment,
+            resume=resume,
         )
     )
     if not json:

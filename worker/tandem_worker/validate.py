@@ -45,6 +45,7 @@ class Request:
     engine: Engine = field(default_factory=lambda: load("builtin"))
     deployment: Deployment = field(default_factory=Deployment)
     on_progress: Callable[[Progress], None] = lambda progress: None  # of the probe's pass over the target
+    resume: Path | None = None  # folder that keeps what that pass has reached, for the next run of the same request
 
 
 def validate(request: Request) -> ValidationReport:
@@ -139,6 +140,7 @@ def _probe(
         request.prompts,
         request.continuation,
         on_progress=request.on_progress,
+        resume=request.resume,
     )
     try:
         probed = probe(pairing, options)

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         continuation=parsed.continuation,
         engine=engine,
         deployment=deployment,
+        resume=parsed.resume,
     )
     with _shown_progress() as on_progress:
         report, probed = examine(replace(request, on_progress=on_progress))
@@ -64,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="TOKENS",
         help="judge so many tokens that the target itself goes on with (it must fit in memory); 0: the texts",
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FOLDER", help="keep there what the pass has reached; go on from it if killed"
     )
     return parser
 

@@ -45,6 +45,7 @@ class Options:
     new_tokens: int = 0  # of the target's own greedy continuation, which is judged then; 0: the texts themselves are
     device: torch.device | None = None  # None: a GPU where there is one
     on_progress: Callable[[Progress], None] = lambda progress: None
+    resume: Path | None = None  # folder that keeps what the pass over the target has reached
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def probe(pairing: Pairing, options: Options) -> Probed:
         range(target.layers + 1),
         device,
         options.on_progress,
+        options.resume,
     )
     seen = captured(streamed, starts)
     if seen.positions < LEAST_POSITIONS:

@@ -7,6 +7,7 @@ all. Files of another target, other tokens or another question are not this run'
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,15 +17,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tandem_worker.checkpoint import Checkpoint, fingerprint
+from tandem_worker.checkpoint import Checkpoint, CheckpointError, fingerprint
+from tandem_worker.checkpoint.errors import error
+
+log = logging.getLogger(__name__)
 
 
 class StreamState:
     """Streams by capture index, [T, H] each, under `folder`."""
 
     def __init__(self, folder: Path, identity: str, wanted: Collection[int]) -> None:
-        self.folder, self.identity, self.wanted = folder, identity, wanted
-        folder.mkdir(parents=True, exist_ok=True)
+        """Raises CheckpointError when there can be no such folder."""
+        self.folder, self.identity, self.wanted, self.keeps = folder, identity, wanted, True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as failure:
+            message = f"{folder} can not be made to keep the probe's state in: {failure.strerror}."
+            action = "Name a folder on a volume that may be written to, or none."
+            raise CheckpointError(error("TDM-STATE-FOLDER", message, file=folder, action=action)) from None
 
     def load(self) -> dict[int, Tensor]:
         """Every stream that an earlier run has left; empty when there is none to go on from."""
@@ -39,12 +49,19 @@ class StreamState:
         return found if all(i in found for i in self.wanted if i <= newest) else {}
 
     def save(self, index: int, stream: Tensor) -> None:
+        """A disk that is full ends the keeping, not the run."""
+        if not self.keeps:
+            return
         file = self._file(index)
         partial = file.with_suffix(".partial")
-        save_file({"stream": stream.contiguous()}, partial, {"identity": self.identity})
-        os.replace(partial, file)
-        if index - 1 not in self.wanted:
-            self._file(index - 1).unlink(missing_ok=True)
+        try:
+            save_file({"stream": stream.contiguous()}, partial, {"identity": self.identity})
+            os.replace(partial, file)
+            if index - 1 not in self.wanted:
+                self._file(index - 1).unlink(missing_ok=True)
+        except (OSError, SafetensorError) as failure:
+            self.keeps = False
+            log.warning("The probe's state is no longer kept in %s: %s", self.folder, failure)
 
     def _file(self, index: int) -> Path:
         return self.folder / f"stream-{index:04d}.safetensors"
