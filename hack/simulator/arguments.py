@@ -58,6 +58,8 @@ def parse_arguments(argv: list[str]) -> tuple[Arguments, list[str]]:
     serve.add_argument("--operator-key-file")
     serve.add_argument("--pod-uid")
     serve.add_argument("--termination-message")
+    serve.add_argument("--drain-seconds")  # these two are for a worker that computes
+    serve.add_argument("--baseline-probe")
     known, unknown = parser.parse_known_args(argv)
     told = vars(known)
     if speculation := told.get("speculation"):

@@ -17,17 +17,19 @@ from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment, Status
 from tandem_operator.api.route import GATEWAY, GATEWAY_VERSION
 from tandem_operator.events import Events, words
-from tandem_operator.observe import Sight
+from tandem_operator.observe import Sight, read_resource
 from tandem_operator.plan import Plan
 from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Deletion, Event
 from tandem_operator.plan.observed import Manifest
+from tandem_operator.queue import Key
 from tandem_operator.workers import Workers
 
 log = logging.getLogger(__name__)
 
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 REFUSED_AGAIN_SECONDS, CONFLICT_AGAIN_SECONDS = 30.0, 0.2
+STATUS_TRIES = 8  # against a writer who is as quick as we are
 
 
 async def apply(
@@ -120,24 +122,38 @@ async def _delete(api: client.ApiClient, namespace: str, deletion: Deletion) -> 
 
 
 async def write_status(api: client.ApiClient, resource: SpeculativeDeployment, status: Status) -> bool:
-    """Replace the status; False if the object has changed, gone, or been made anew since it was observed.
+    """Replace the status; False if the object has gone, been made anew, or changed in what the plan is about.
 
     Replaced, not applied: the version is then held to (of an applied status a uid is ignored), and under an older CRD
     fields that it does not know are dropped, where server-side apply would refuse the whole status.
     """
     metadata = resource.metadata
-    body = {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": KIND,
-        "metadata": {"name": metadata.name, "resourceVersion": metadata.resource_version},
-        "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
-    }
-    try:
-        await client.CustomObjectsApi(api).replace_namespaced_custom_object_status(
-            GROUP, VERSION, metadata.namespace, PLURAL, metadata.name, body, field_manager=names.FIELD_MANAGER
-        )
-    except client.ApiException as error:
-        if error.status in (404, 409):
+    key, version = Key(metadata.namespace, metadata.name), metadata.resource_version
+    for _ in range(STATUS_TRIES):
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": metadata.name, "resourceVersion": version},
+            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+        try:
+            await client.CustomObjectsApi(api).replace_namespaced_custom_object_status(
+                GROUP, VERSION, metadata.namespace, PLURAL, metadata.name, body, field_manager=names.FIELD_MANAGER
+            )
+            return True
+        except client.ApiException as error:
+            if error.status not in (404, 409):
+                raise
+        newer = await read_resource(api, key)
+        if newer is None or _looked_at(newer) != _looked_at(resource):
             return False
-        raise
-    return True
+        version = newer.metadata.resource_version
+    return False
+
+
+def _looked_at(resource: SpeculativeDeployment) -> tuple[object, ...]:
+    """All of an object that a plan depends on. A writer of other things who never rests (an autoscaler's or a GitOps
+    tool's annotations, kserve #3033) must not keep the status from being written, pass after pass."""
+    metadata = resource.metadata
+    ours = {name: value for name, value in metadata.annotations.items() if name.startswith(f"{GROUP}/")}
+    return metadata.uid, metadata.generation, metadata.deletion_timestamp, ours, resource.spec, resource.status

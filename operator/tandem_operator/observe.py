@@ -43,7 +43,7 @@ class Sight:
 
 async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | None:
     """None: the object is gone. Raises InvalidObject, and ApiException as the API server gives it."""
-    resource = await _resource(api, key)
+    resource = await read_resource(api, key)
     if resource is None:
         return None
     selector = f"{names.NAME}={key.name},{names.MANAGED_BY}={names.FIELD_MANAGER}"
@@ -86,7 +86,8 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
     return Sight(observed, addresses)
 
 
-async def _resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | None:
+async def read_resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | None:
+    """None: it is gone. Raises as `observe` does."""
     try:
         found = await client.CustomObjectsApi(api).get_namespaced_custom_object(
             GROUP, VERSION, key.namespace, PLURAL, key.name

@@ -40,10 +40,13 @@ GROUP_OF = {
     "deployments": "apis/apps/v1",
     "controllerrevisions": "apis/apps/v1",
     "jobs": "apis/batch/v1",
+    "poddisruptionbudgets": "apis/policy/v1",
     "events": "apis/events.k8s.io/v1",
     "httproutes": "apis/gateway.networking.k8s.io/v1",
 }
-CHILDREN = ("deployments", "controllerrevisions", "jobs", "services", "configmaps", "serviceaccounts")
+CHILDREN = (
+    "deployments", "controllerrevisions", "jobs", "services", "configmaps", "serviceaccounts", "poddisruptionbudgets",
+)  # fmt: skip
 LIMIT_SECONDS = 60
 
 
@@ -365,7 +368,8 @@ class Story:
 
     def events(self, name: str = "pair") -> list[Event]:
         """In the order of their making."""
-        mine = [item for item in self.items("events") if item.get("regarding", {}).get("name") == name]
+        of_it = {"kind": KIND, "name": name}
+        mine = [item for item in self.items("events") if of_it.items() <= item.get("regarding", {}).items()]
         mine.sort(key=lambda item: int(item["metadata"]["resourceVersion"]))
         return [Event(item["type"], item["reason"], item["note"]) for item in mine]
 

@@ -85,11 +85,12 @@ def as_wanted(story: Story) -> bool:
     return (spec["replicas"], image) == (1, "localhost/engine-simulator:dev")
 
 
-def test_service_key_and_record_that_were_deleted_by_hand_come_back(story: Story) -> None:
+def test_service_key_record_and_the_like_that_were_deleted_by_hand_come_back(story: Story) -> None:
     stable = installed(story)
     before = {child for child in story.children() if not child.startswith(("pods", "jobs", "deployments"))}
-    assert len(before) == 3
+    assert len(before) == 5
     story.kubectl("delete", "service/pair", "configmap/pair-operator-key", f"controllerrevision/pair-{stable}")
+    story.kubectl("delete", "poddisruptionbudget/pair", "serviceaccount/pair-worker")
     story.until("they are back", lambda _: before <= set(story.children()))
     assert story.until_stable() == stable
 
