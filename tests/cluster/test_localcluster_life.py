@@ -14,6 +14,7 @@ from cluster.support import eventually
 from localcluster import Cluster
 from localcluster.cluster import ClusterError
 from localcluster.paths import CHECKOUT
+from localcluster.settings import Gpu
 
 pytestmark = pytest.mark.cluster
 
@@ -70,6 +71,36 @@ def test_clusters_side_by_side_and_nothing_left_of_any(tmp_path: Path) -> None:
     assert command_line(tmp_path, "down").returncode == 0
     assert not processes_of(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+GPU_POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: main
+    image: shell
+    command: [sh, -c, 'echo "sees $CUDA_VISIBLE_DEVICES."']
+    resources: {limits: {LIMIT}}
+"""
+
+
+def test_a_machines_gpus_are_offered_in_shares_and_given_to_those_who_ask(tmp_path: Path) -> None:
+    gpus = (Gpu(uuid="GPU-a", name="NVIDIA H200", memory_mib=143771),)
+    with Cluster.start("gpus", tmp_path, gpus=gpus, gpu_shares=2) as cluster:
+        cluster.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=30s")
+        asks, does_not = (
+            GPU_POD.replace("NAME", name).replace("LIMIT", limit)
+            for name, limit in (("asks", "nvidia.com/gpu: 1"), ("does-not", "cpu: 1"))
+        )
+        cluster.kubectl("apply", "-f", "-", stdin=f"{asks}---{does_not}")
+        for name, sees in (("asks", "sees GPU-a.\n"), ("does-not", "sees .\n")):
+            cluster.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+            assert cluster.kubectl("logs", name) == sees
+        node = "jsonpath={.status.allocatable.nvidia\\.com/gpu} {.metadata.labels.nvidia\\.com/gpu\\.product}"
+        assert cluster.kubectl("get", "node", "local", "-o", node) == "2 NVIDIA-H200-SHARED"
 
 
 def test_the_cluster_ends_with_its_owner(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem_worker.checkpoint.description import RopeScaling
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.request import Sampling
 from tandem_worker.engine.rounds import buckets, context_buckets
@@ -106,6 +107,25 @@ def test_every_norm_and_bias_of_a_drafter_is_computed_as_on_the_cpu(
         finish_all(made)
     assert drafted[0] == drafted[1]
     assert all(len(proposals) == 2 for proposals in drafted[0])
+
+
+LLAMA3 = RopeScaling("llama3", 8.0, original_positions=16, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"family": "qwen2", "qkv_bias": True}, {"family": "qwen3", "rope_scaling": LLAMA3}], ids=str
+)
+def test_biases_normed_heads_and_stretched_angles_of_a_target_are_computed_as_on_the_cpu(changes: dict) -> None:
+    torch.manual_seed(4)
+    target, drafter = pair()[0].target, pair()[1].drafter
+    llama, eagle3 = random_pair(replace(target, **changes), drafter, CPU, torch.float32)
+    for parameter in (*llama.model.layers.parameters(), *llama.lm_head.parameters()):
+        parameter.mul_(10 if parameter.dim() == 2 else 1)
+    texts = []
+    for kernels in (False, True):
+        made = Engine(llama, eagle3, EngineOptions(2, 2, 512, kernels=kernels), Told())
+        texts.append(generate(made, PROMPTS, NEW_TOKENS))
+    assert texts[0] == texts[1]
 
 
 def test_rounds_go_on_while_others_leave_and_speculation_is_switched(plain: list[list[int]]) -> None:

@@ -75,12 +75,17 @@ def unserved(
         )
 
 
+KERNEL_FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
 HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 def beyond_kernels(target: Target, drafter: Drafter | None) -> list[str]:
     """What the models and the engine on a CPU compute, and the kernels of a GPU do not yet."""
-    lacks = {"a bias of attention's output": target.out_bias, **_beyond_shapes("the target", target)}
+    lacks = {
+        f"targets of the family {target.family}": target.family not in KERNEL_FAMILIES,
+        "a bias of attention's output": target.out_bias,
+        **_beyond_shapes("the target", target),
+    }
     if drafter:
         lacks |= {
             "the drafter's biases of fc and of attention's output": drafter.out_bias or drafter.fc_bias,

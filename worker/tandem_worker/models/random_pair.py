@@ -9,6 +9,7 @@ from torch import nn
 
 from tandem_worker.checkpoint.description import Drafter, Target
 from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.llama import Llama
 
 SCALE = 0.02
@@ -58,7 +59,7 @@ def llama_8b(layers: int = 32) -> tuple[Target, Drafter]:
 def random_pair(target: Target, drafter: Drafter, device: torch.device, dtype: torch.dtype) -> tuple[Llama, Eagle3]:
     """The drafter borrows the target's embedding."""
     with torch.device("meta"):
-        llama, eagle3 = Llama(target), Eagle3(drafter)
+        llama, eagle3 = FAMILIES[target.family](target), Eagle3(drafter)
     eagle3.embed_tokens = llama.model.embed_tokens
     for module in (llama, eagle3):
         module.to(dtype).to_empty(device=device).requires_grad_(False)
