@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -83,6 +86,9 @@ LATENT: dict[str, Any] = {
     "num_mtp_layers": 0,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+ANY_JSON: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers(-3, 100) | st.floats() | st.text(max_size=4) | st.just([])
+)
 GPT_OSS: dict[str, Any] = {
     **SIZES,
     "hidden_size": 64,
@@ -93,6 +99,17 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 8,
     "swiglu_limit": 0.7,
     "rope_parameters": {**YARN, "truncate": False},
+}
+MODELS_CONFIGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "kimi-k2": lambda: {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        **LATENT,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": KIMI_YARN,
+    },
+    "llama3": lambda: {"architectures": ["LlamaForCausalLM"], **SIZES, "rope_parameters": LLAMA3},
+    "gpt-oss": lambda: {"architectures": ["GptOssForCausalLM"], **GPT_OSS},
 }
 Make = Callable[[], PreTrainedModel]
 MODELS: dict[str, Make] = {
@@ -215,6 +232,48 @@ def test_a_router_or_attention_of_another_kind_is_refused(tmp_path: Path, field:
     with pytest.raises(CheckpointError) as caught:
         stream(tmp_path, [torch.tensor([1])], ())
     assert (caught.value.finding.where, caught.value.verdict) == (field, Verdict.COULD_NOT_CHECK)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("kimi-k2", {"num_experts_per_tok": 9}),
+        ("kimi-k2", {"n_group": 3}),
+        ("kimi-k2", {"n_group": 8}),
+        ("kimi-k2", {"n_group": 2, "topk_group": 3}),
+        ("kimi-k2", {"n_routed_experts": 2**30}),
+        ("kimi-k2", {"qk_rope_head_dim": 7}),
+        ("kimi-k2", {"rope_parameters": {**KIMI_YARN, "rope_theta": 1.0}}),
+        ("llama3", {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
+        ("gpt-oss", {"num_experts_per_tok": 7}),
+    ],
+)
+def test_sizes_that_can_not_be_are_named(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
+    target = target_files()  # its tensors do not matter
+    target.config = MODELS_CONFIGS[name]() | fields
+    with pytest.raises(CheckpointError, match=r"that can not be: .*; expected") as caught:
+        read_target(open_checkpoint(target.write(tmp_path)))
+    assert caught.value.verdict is Verdict.COULD_NOT_CHECK
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(st.sampled_from(["kimi-k2", "gpt-oss", "llama3"]), st.data())
+def test_any_value_in_any_field_gives_a_description_or_a_refusal(
+    tmp_path: Path, name: str, data: st.DataObject
+) -> None:
+    target = target_files()
+    config = MODELS_CONFIGS[name]()
+    changes = st.dictionaries(st.sampled_from(sorted(config)), ANY_JSON, min_size=1, max_size=2)
+    scaling = st.dictionaries(st.sampled_from(sorted(KIMI_YARN | LLAMA3)), ANY_JSON, max_size=2)
+    config |= {"rope_parameters": config["rope_parameters"] | data.draw(scaling)} | data.draw(changes)
+    target.config = config
+    try:
+        described = read_target(open_checkpoint(target.write(tmp_path)))
+    except CheckpointError as failure:
+        json.dumps(asdict(failure.finding))
+    else:
+        assert described.layers > 0
+        FAMILIES[described.family].rotary(described)(torch.arange(4)[None], torch.float32)
 
 
 # --- served ----------------------------------------------------------------------------------------------------------

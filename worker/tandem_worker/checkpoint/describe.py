@@ -9,6 +9,7 @@ from tandem_worker.checkpoint.config import Config, read_config
 from tandem_worker.checkpoint.describe_parts import (
     architecture_of,
     declared_dtype,
+    impossible,
     read_dimensions,
     read_mla,
     read_rope_scaling,
@@ -24,6 +25,7 @@ from tandem_worker.finding import Finding, Verdict
 # A setting that the models would silently ignore changes what is computed, so it is refused. Field -> the one value
 # that the code means; absent means the same.
 COMMON_SETTINGS: Mapping[str, object] = {"hidden_act": "silu", "mlp_bias": False, "partial_rotary_factor": 1.0}
+MOST_EXPERTS = 1 << 14
 NO_WINDOW: Mapping[str, object] = {"use_sliding_window": False}
 
 
@@ -77,7 +79,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
         qkv_bias=bias or family.qkv_bias,
         out_bias=bias and not family.qkv_bias,
         mla=read_mla(config) if latent else None,
-        moe=_read_moe(config, family),
+        moe=_possible(config, _read_moe(config, family)),
         gpt_oss=_read_gpt_oss(config) if family.name == "gpt_oss" else None,
         quantized=quantized,
         **dimensions._asdict(),
@@ -115,6 +117,19 @@ def _read_moe(config: Config, family: Family) -> Moe | None:
             dense_layers=frozenset(),
         )
     return None
+
+
+def _possible(config: Config, moe: Moe | None) -> Moe | None:
+    if moe is None:
+        return None
+    sizes = f"{moe.experts} experts, {moe.per_token} for a token, {moe.best_groups} of {moe.groups} groups"
+    each = moe.experts // moe.groups
+    whole = moe.experts % moe.groups == 0 and (moe.groups == 1 or each >= 2)  # a group is judged by its two best
+    reach = moe.per_token <= each * moe.best_groups and moe.best_groups <= moe.groups
+    if not (whole and reach and moe.experts <= MOST_EXPERTS):
+        expected = f"at most {MOST_EXPERTS}, in equal groups, and as many within the chosen groups as a token visits"
+        raise impossible(config, "num_experts_per_tok", sizes, expected, "TDM-EXPERTS-IMPOSSIBLE")
+    return moe
 
 
 def _read_gpt_oss(config: Config) -> GptOss:

@@ -35,17 +35,7 @@ def read_dimensions(config: Config, head_dim_default: int | None = None) -> Dime
     head_dim = config.integer("head_dim", default=head_dim_default or max(hidden // heads, 1))
     if heads % kv_heads or head_dim % 2:
         found = f"{heads} heads, {kv_heads} key-value heads, head_dim {head_dim}"
-        expected = "heads a multiple of key-value heads, head_dim even"
-        finding = error(
-            "TDM-HEADS-IMPOSSIBLE",
-            f"{config.file.name} describes attention that can not be: {found}; expected {expected}.",
-            file=config.file,
-            where="num_attention_heads",
-            found=found,
-            expected=expected,
-            action="Correct the config.",
-        )
-        raise CheckpointError(finding)
+        raise impossible(config, "num_attention_heads", found, "heads a multiple of key-value heads, head_dim even")
     return Dimensions(
         hidden_size=hidden,
         intermediate_size=config.integer("intermediate_size"),
@@ -56,6 +46,23 @@ def read_dimensions(config: Config, head_dim_default: int | None = None) -> Dime
         rms_norm_eps=config.number("rms_norm_eps", default=1e-6),
         rope_theta=next(iter(rope_thetas(config)), 10000.0),
         max_position_embeddings=config.integer("max_position_embeddings", default=2048),
+    )
+
+
+def impossible(
+    config: Config, field: str, found: str, expected: str, code: str = "TDM-HEADS-IMPOSSIBLE"
+) -> CheckpointError:
+    what = "attention" if code == "TDM-HEADS-IMPOSSIBLE" else "experts"
+    return CheckpointError(
+        error(
+            code,
+            f"{config.file.name} describes {what} that can not be: {found}; expected {expected}.",
+            file=config.file,
+            where=config.prefix + field,
+            found=found,
+            expected=expected,
+            action="Correct the config.",
+        )
     )
 
 
@@ -77,7 +84,7 @@ def read_rope_scaling(config: Config, of: str, verdict: Verdict) -> RopeScaling 
             raise CheckpointError(_not_scaled(config, name, of), verdict=verdict)
         positions = config.integer("max_position_embeddings", default=2048)
         optional = {key: rope.number(key) for key in ("mscale", "mscale_all_dim", "attention_factor") if rope.has(key)}
-        return RopeScaling(
+        scaling = RopeScaling(
             kind=kind,
             factor=rope.number("factor"),
             original_positions=rope.integer("original_max_position_embeddings", default=positions),
@@ -88,6 +95,11 @@ def read_rope_scaling(config: Config, of: str, verdict: Verdict) -> RopeScaling 
             truncate=rope.boolean("truncate", default=True),
             **optional,
         )
+        low, high, theta = scaling.low_freq_factor, scaling.high_freq_factor, next(iter(rope_thetas(config)), 10000.0)
+        if high <= low or (kind == "yarn" and theta <= 1):
+            found = f"low_freq_factor {low:g}, high_freq_factor {high:g}, rope_theta {theta:g}"
+            raise impossible(config, name, found, "high_freq_factor above low_freq_factor, rope_theta above 1")
+        return scaling
     return None
 
 
@@ -105,7 +117,7 @@ def _not_scaled(config: Config, name: str, of: str) -> Finding:
 
 
 def read_mla(config: Config) -> Mla:
-    return Mla(
+    mla = Mla(
         q_lora=config.integer("q_lora_rank") if config.has("q_lora_rank") else None,
         kv_lora=config.integer("kv_lora_rank"),
         nope_head=config.integer("qk_nope_head_dim"),
@@ -113,6 +125,9 @@ def read_mla(config: Config) -> Mla:
         value_head=config.integer("v_head_dim"),
         interleaved=config.boolean("rope_interleave", default=True),
     )
+    if mla.rope_head % 2:
+        raise impossible(config, "qk_rope_head_dim", str(mla.rope_head), "an even number")
+    return mla
 
 
 def declared_dtype(config: Config) -> str | None:

@@ -34,7 +34,7 @@ class SigmoidRouter(nn.Module):
         moe = self.moe
         scores = F.linear(rows.float(), self.weight.float()).sigmoid()  # [M, E]
         choice = (scores + self.e_score_correction_bias.float()).unflatten(-1, (moe.groups, -1))  # [M, G, E / G]
-        best_of_group = choice.topk(2).values.sum(-1)  # [M, G]
+        best_of_group = choice.topk(min(2, choice.shape[-1])).values.sum(-1)  # [M, G]
         kept = torch.zeros_like(best_of_group, dtype=torch.bool)
         kept.scatter_(1, best_of_group.topk(moe.best_groups).indices, True)
         chosen = choice.masked_fill(~kept[..., None], -math.inf).flatten(1).topk(moe.per_token).indices  # [M, k]
