@@ -6,10 +6,6 @@ the interpreter does not prove.
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; no test has a GPU
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

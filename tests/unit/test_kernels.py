@@ -6,10 +6,6 @@ bits or about the order in which the matrix unit adds: `make gpu-check` compares
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; no test has a GPU
-
 from types import SimpleNamespace
 
 import pytest
