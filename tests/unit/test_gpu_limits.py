@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,20 @@ def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(GpuProblem, match=r"torch sees no GPU \(CUDA_VISIBLE_DEVICES=''\)") as told:
         gpu.claim(None)
     assert told.value.reason == "NoGpu"
+
+
+def test_compiled_kernels_are_kept_where_a_pod_may_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that it is put back at the end
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gpu.keep_kernels()
+    assert "TRITON_CACHE_DIR" not in os.environ, "below a home folder that can be written to, as Triton has it"
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    gpu.keep_kernels()
+    assert os.environ["TRITON_CACHE_DIR"] == str(Path(tempfile.gettempdir()) / "triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen")
+    gpu.keep_kernels()
+    assert os.environ["TRITON_CACHE_DIR"] == "/chosen"
 
 
 def test_the_kernels_compute_the_8b_pair_with_every_norm_of_the_drafter() -> None:

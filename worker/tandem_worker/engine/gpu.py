@@ -24,7 +24,7 @@ class GpuProblem(Exception):
 
 def keep_kernels() -> None:
     """Compiled kernels are kept below the home folder; in a pod, which can not write there, as long as it lives."""
-    if not os.access(Path.home(), os.W_OK):
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # an arbitrary user of a pod may have no home at all
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "triton"))
 
 
