@@ -59,6 +59,7 @@ class ContainerState(ApiModel):
 
 class Container(ApiModel):
     restart_count: int = 0
+    image_id: str = Field(default="", alias="imageID")
     state: ContainerState = ContainerState()
     last_state: ContainerState = ContainerState()
 

@@ -162,6 +162,7 @@ def _pod(pod: kube.PodObject) -> Pod:
         trouble=_trouble(pod),
         failure=_last_word(pod, WorkerFailure),
         retry=pod.metadata.annotations.get(names.RETRY, ""),
+        image=next((container.image_id for container in pod.status.container_statuses), ""),
         restarts=sum(container.restart_count for container in pod.status.containers),
         target_alone=pod.metadata.annotations.get(names.SPECULATION) == "off",
     )

@@ -163,13 +163,14 @@ def test_counters_that_start_anew_neither_lose_nor_invent_evidence(story: Story)
     assert condition(story.show(), "RolledBack").status == "False"
 
 
-def test_an_engine_that_serves_no_model_is_not_promoted(story: Story) -> None:
-    stable = installed(story)
-    story.apply(simulated(sim={"empty_model_list": True}))
+def test_an_engine_that_serves_no_model_is_taken_back_when_its_time_is_up(story: Story) -> None:
+    soon = {"analysis": {"intervalSeconds": 1, "timeoutSeconds": 6}}
+    stable = installed(story, rollout=soon)
+    story.apply(simulated(rollout=soon, sim={"empty_model_list": True}))
     story.until_condition("CanaryHealthy", "Unknown", "TooFewDrafts")
-    shown = until_looked_at_again(story, 4)
-    assert shown.status.stable_revision == stable
-    assert story.serving()[stable] == 1
+    said = story.until_condition("RolledBack", "True", "AnalysisTimedOut")
+    assert "not found healthy in 6 s (rollout.analysis.timeoutSeconds): 0 drafts from 0 requests so far" in said.message
+    story.until("only the stable revision serves", lambda _: story.serving() == {stable: 1})
 
 
 def test_a_worker_that_hangs_does_not_hold_up_the_others(story: Story) -> None:

@@ -65,6 +65,18 @@ def test_restarts_of_what_serves_are_told_in_its_condition() -> None:
     assert message.endswith("restarted 7 times, last OOMKilled (exit 137)")
 
 
+def test_a_tag_that_was_moved_between_two_workers_of_a_revision_is_told() -> None:
+    world = World(spec("a", replicas=2)).run(6)
+    digests = iter(("worker@sha256:aa", "worker@sha256:bb"))
+    world.pods = {uid: replace(pod, image=next(digests)) for uid, pod in world.pods.items()}
+    world.run(1)
+    assert world.condition("Ready")[:2] == ("True", "MixedImages")
+    assert "run different images (worker@sha256:aa, worker@sha256:bb)" in world.condition("Ready")[2]
+    world.pods = {uid: replace(pod, image="worker@sha256:bb") for uid, pod in world.pods.items()}
+    world.run(1)
+    assert world.condition("Ready")[:2] == ("True", "Serving")
+
+
 def test_pods_that_may_not_be_made_are_told_with_the_reason() -> None:
     world = World(spec("a"), lives={"a": Life(starts=False)}).run(3)
     world.pods.clear()

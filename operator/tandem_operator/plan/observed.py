@@ -28,6 +28,7 @@ class Pod:
     failure: WorkerFailure | None = None  # what the worker said when it last refused to start
     retry: str = ""  # the retry annotation that it was started under
     restarts: int = 0  # of its containers
+    image: str = ""  # the digest that its engine really runs
     target_alone: bool = False  # started without its drafter: how an engine that takes no commands is switched off
 
 

@@ -7,7 +7,7 @@ from tandem_operator.api import Status
 from tandem_operator.plan import guard
 from tandem_operator.plan.conditions import Seen, count
 from tandem_operator.plan.decision import Notes
-from tandem_operator.plan.observed import Context
+from tandem_operator.plan.observed import Context, Pod
 from tandem_operator.plan.quarantine import blocked
 from tandem_operator.plan.validation import Checked
 
@@ -27,7 +27,9 @@ def ready(context: Context, status: Status, checked: Checked) -> Seen:
         reports = ((pod.name, context.observed.worker(pod).status) for pod in serving)
         slow = [f"{name}: {status.degraded}" for name, status in reports if status and status.degraded]
         restless = [f"{pod.name} restarted {pod.restarts} times, last {pod.trouble}" for pod in serving if pod.trouble]
-        return Seen("Ready", "True", "Degraded" if slow else "Serving", "; ".join([message, *slow[:3], *restless[:3]]))
+        mixed = _mixed_images(serving)
+        reason = "Degraded" if slow else "MixedImages" if mixed else "Serving"
+        return Seen("Ready", "True", reason, "; ".join([message, *slow[:3], *restless[:3], *mixed]))
     if not status.stable_revision and not checked.allowed:
         return Seen("Ready", "False", "NotValidated", f"nothing serves yet: {checked.condition.message}")
     troubles = [f"{pod.name}: {pod.trouble}" for pod in context.observed.pods if pod.trouble and not pod.terminating]
@@ -36,6 +38,20 @@ def ready(context: Context, status: Status, checked: Checked) -> Seen:
     said = next((pod.failure.reason for pod in context.observed.pods if pod.failure and not pod.terminating), "")
     reason = said or ("TooFewWorkers" if status.stable_revision else "Starting")
     return Seen("Ready", "False", reason, f"{len(serving)} of {spec.replicas} workers ready{detail}")
+
+
+def _mixed_images(serving: list[Pod]) -> list[str]:
+    """Revisions of which not all workers run the image that was judged: a tag was moved in between."""
+    images: dict[str, set[str]] = {}
+    for pod in serving:
+        if pod.image:
+            images.setdefault(pod.revision, set()).add(pod.image)
+    return [
+        f"workers of revision {revision} run different images ({', '.join(sorted(found))}): the tag in engine.image "
+        "was moved; name a digest instead"
+        for revision, found in images.items()
+        if len(found) > 1
+    ]
 
 
 def progressing(context: Context, status: Status, wanted: str, checked: Checked) -> Seen:
