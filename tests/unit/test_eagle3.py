@@ -20,8 +20,8 @@ from tandem_worker.engines import load
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.layers import CausalAttention
 from tandem_worker.models.load import LoadedDrafter, load_drafter, load_target
-from tandem_worker.models.teacher_forced import draft_everywhere
 from tandem_worker.validate import _reported
+from unit.drafting import draft_everywhere
 from unit.pairs import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, WIDE, Files, drafter_files, target_files
 from unit.serving import CPU, generate, make_engine, prompts, tiny_pair
 

@@ -12,7 +12,7 @@ from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_draf
 from tandem_worker.checks import resolve
 from tandem_worker.engine.sampling import confirmed
 from tandem_worker.models.load import load_drafter, load_target
-from tandem_worker.models.teacher_forced import draft_everywhere
+from unit.drafting import draft_everywhere
 from unit.pairs import TINY_PAIR, copy_of, drafter_files, target_files
 from unit.serving import CPU, accepted, generate, load_pair, make_engine, prompts, tiny_pair
 

@@ -7,8 +7,8 @@ fails.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -50,20 +50,10 @@ def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, devi
     return model.requires_grad_(False).eval()
 
 
-class Lender(Protocol):
-    """A target, in memory or streamed (`probe.streamed`), whose embedding and head a drafter may borrow."""
-
-    @property
-    def target(self) -> Target: ...
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
-
-
 def load_drafter(
-    checkpoint: Checkpoint, drafter: Drafter, lender: Lender, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, drafter: Drafter, llama: Llama, dtype: torch.dtype, device: torch.device
 ) -> LoadedDrafter:
-    """Parameters that only the target has are shared with it; not copied, unless they are elsewhere or of another
-    dtype. Missing ones stay on the meta device.
+    """Parameters that only the target has are shared with it, not copied. Missing ones stay on the meta device.
 
     Raises CheckpointError when a tensor has another shape than the config says.
     """
@@ -71,11 +61,9 @@ def load_drafter(
         eagle3 = Eagle3(drafter)
     wanted = eagle3.state_dict()
     own = _read(drafter_parameters(checkpoint, drafter), wanted, dtype, device)
-    lendable = dict(lender.named_parameters())
-    shareable = shared_parameters(lender.target, drafter, lendable)
-    shared = {
-        name: lendable[key].to(device, dtype) for name, key in shareable.items() if name in wanted and name not in own
-    }
+    lendable = dict(llama.named_parameters())
+    shareable = shared_parameters(llama.target, drafter, lendable)
+    shared = {name: lendable[key] for name, key in shareable.items() if name in wanted and name not in own}
     same = _same_vocabulary(drafter, device) if drafter.draft_vocab_size == drafter.vocab_size else {}
     eagle3.load_state_dict({**same, **shared, **own}, strict=False, assign=True)
     return LoadedDrafter(

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo
 from tandem_worker.checkpoint.errors import error
@@ -56,10 +55,6 @@ class Streamed:
         """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
         return mapped(self._head.parts[0])
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids of any shape -> [..., H] on `device`."""
-        return F.embedding(tokens.cpu(), self.embedding).to(self.device, self.dtype)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, H], normed like `final` -> [M, V] float32 on `device`. Mind the size: 4 M V bytes."""
         return torch.cat([block for _, block in self.logit_blocks(hidden)], -1)
@@ -86,12 +81,6 @@ class Streamed:
                 logits = (hidden @ weight.T).float()
                 check_finite(logits, self.target.layers, {self._head: weight}, self.checkpoint)
                 yield first, logits
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """What a drafter may borrow (`models.load.load_drafter`)."""
-        yield EMBEDDING, self.embedding
-        if not self.target.tie_word_embeddings:
-            yield HEAD, self.head
 
     @cached_property
     def _head(self) -> Stored:
