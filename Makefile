@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures findings bench-analysis constraints clean venv kube
+.PHONY: help bench-static bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,11 @@ metrics: venv ## write docs/metrics.md anew from the table of metrics
 
 chart: venv crds ## write anew what is made from helm/tandem: its README and deploy/
 	@$(RUN) chart
+
+images: ## build both images with buildah (BASE=image for another base, IMAGES=operator for one of them)
+	@for half in $(or $(IMAGES),operator worker); do buildah build $(if $(BASE),--build-arg BASE=$(BASE)) $(BUILDAH) \
+		--build-arg REVISION=$$(git rev-parse HEAD) --file Containerfile.$$half --tag localhost/tandem-$$half:dev . \
+		|| exit 1; done
 
 pictures: venv kube ## play the demo under a real Prometheus and draw the dashboards' panels into docs/img/
 	@$(RUN) pip install --quiet --target build/bench --upgrade --constraint constraints.txt matplotlib

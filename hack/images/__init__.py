@@ -1,0 +1,1 @@
+"""The images: what goes into them."""
