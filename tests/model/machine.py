@@ -217,6 +217,9 @@ class Rollouts(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._comes_to_rest()
+        if self.cluster.spec.paused:  # what a pause kept from being looked at is seen before another try is asked for
+            self.pause(paused=False)
+            self._comes_to_rest()
         self.cluster.lives = {drafter: Life(rate=HEALTHY) for drafter in DRAFTERS}
         self.cluster.verdicts, self.cluster.deaf = {}, set()
         self.cluster.requests_per_step = 40
