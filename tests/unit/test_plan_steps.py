@@ -167,6 +167,12 @@ def test_alert_holds_a_bad_canary_for_a_person_and_says_so_once() -> None:
     assert world.status.quarantined == []
     assert world.condition("CanaryHealthy")[:2] == ("False", "AcceptLengthBelowFloor")
     assert world.condition("Progressing")[:2] == ("False", "CanaryUnhealthy")
+    for _ in range(5):
+        world.step(seconds=2)
+        assert world.condition("Progressing")[1] == "CanaryUnhealthy", "also between two looks"
+    for _ in range(5):
+        world.step(seconds=2000)
+    assert world.serving() == {"a": 1, "b": 1}, "and for as long as nobody does anything"
     assert len(said(world, "Collapsed")) == 1
 
 

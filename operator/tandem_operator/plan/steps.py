@@ -41,6 +41,8 @@ def at_step(context: Context, status: Status, target: str, notes: Notes) -> Stat
     before = guard.window_of(context, status, target)
     status, window, verdict = guard.look_at_canary(context, status, target)
     notes.wakes.append(_analysis(context).interval_seconds)
+    if verdict is None and (known := _alerted(context, status, target)):
+        return _bad(context, status, target, known, notes)
     if verdict is not None:
         recipe = context.observed.recipe(target)
         if recipe is not None and not recipe.speculates:
@@ -71,6 +73,16 @@ def next_step(context: Context, status: Status, target: str, why: str, notes: No
     status = guard.next_window(context, status, guard.window_of(context, status, target))
     begun = Progress(step=step, step_started_at=context.now, started_at=progress.started_at)
     return status.model_copy(update={"weight": weight, "progress": begun})
+
+
+def _alerted(context: Context, status: Status, target: str) -> Measurement | None:
+    """What was held against the canary in this step, where that is only told: it holds between two looks, and has no
+    end but a person's."""
+    spec, since = context.observed.resource.spec, _progress(status).in_force_at
+    if spec.rollout.analysis.dry_run or spec.guard.on_collapse != OnCollapse.ALERT or since is None:
+        return None
+    last = next((m for m in reversed(status.measurements) if m.revision == target and m.at >= since), None)
+    return last if last and last.outcome.bad else None
 
 
 def _bad(context: Context, status: Status, target: str, verdict: Measurement, notes: Notes) -> Status:
