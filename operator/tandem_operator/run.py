@@ -154,6 +154,8 @@ async def _run_kopf(queue: WorkQueue, settings: Settings) -> None:
         registry=registry,
         settings=handlers.kopf_settings(),
         standalone=True,
+        # Else kopf asks for the user's name, and in a container the user has none.
+        identity=settings.identity or socket.gethostname(),  # type: ignore[arg-type]
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
     )

@@ -14,11 +14,15 @@ import aiohttp
 import pytest
 from aiohttp import web as http
 
+from localcluster.certificates import Authority
+from localcluster.controlplane import kubeconfig
 from tandem_operator import kube, web, workers
 from tandem_operator.observe import _deployment, _job, _pod
 from tandem_operator.plan.observed import Pod
 from tandem_operator.plan.revisions import recipe
 from tandem_operator.queue import Key, WorkQueue
+from tandem_operator.run import _run_kopf
+from tandem_operator.settings import Settings
 from tandem_operator.signing import Signer
 from tandem_operator.workers import Workers
 from tandem_worker.contract import SpeculationCommand, ValidationReport, Verdict
@@ -365,3 +369,22 @@ async def test_a_reconcile_that_hangs_is_an_ailment(monkeypatch: pytest.MonkeyPa
     queue.beat_seconds = 1000.0
     monkeypatch.setattr(queue, "stuck_seconds", lambda: 301.0)
     assert web.ailment(queue, 1000.0, 1000.0, 60.0) == "a reconcile has been running for 301 s"
+
+
+async def test_the_operator_runs_as_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The uid of a container has no entry in /etc/passwd. Here kopf starts and waits for an API server that is away."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    file = tmp_path / "kubeconfig"
+    file.write_text(kubeconfig("https://127.0.0.1:1", tmp_path / "ca.crt", {"token": "t"}))
+    Authority.create(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+
+    async def reconcile(key: Key) -> None: ...
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await _run_kopf(WorkQueue(reconcile), Settings(worker_image="worker"))

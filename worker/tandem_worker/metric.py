@@ -149,7 +149,8 @@ HEAD = """# Metrics
 
 What `/metrics` of workers and operator shows. This page is written from the one table that both are built from
 (`worker/tandem_worker/metric.py`) by `make metrics`; rules and alerts over them are in `helm/tandem/rules/`, what to do
-when one fires in [runbooks](runbooks/).
+when one fires in [runbooks](runbooks/). The chart's dashboards are drawn in [fleet](img/tandem-fleet.png),
+[pair](img/tandem-pair.png) and [operator](img/tandem-operator.png) from what a Prometheus recorded of `make demo`.
 
 The chart's PodMonitor adds the labels `namespace` and `specdep` (the object's name) to a worker's series, so that they
 join with the operator's. An engine other than the builtin one shows its own metrics under its own names.
