@@ -38,6 +38,15 @@ def test_states_and_logits_are_those_of_the_whole_model() -> None:
     assert torch.equal(streamed.embedding.float(), llama.model.embed_tokens.weight)
 
 
+def test_rows_of_the_head_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    llama, _ = tiny_pair()
+    monkeypatch.setattr("tandem_worker.probe.streamed.HEAD_BLOCK_BYTES", 96 * 4 * 50)  # blocks of 50 rows
+    streamed = stream(TARGET, [torch.tensor([1, 2])], ())
+    ids = torch.tensor([511, 0, 49, 50, 300, 0])
+    assert torch.equal(streamed.head_rows(ids), llama.lm_head.weight[ids])
+    assert torch.allclose(streamed.logits(streamed.final), streamed.final @ llama.lm_head.weight.T, atol=1e-4)
+
+
 def test_progress_is_told_layer_by_layer() -> None:
     told: list[Progress] = []
     stream(TARGET, [torch.tensor(prompts()[0])], (), on_progress=told.append)

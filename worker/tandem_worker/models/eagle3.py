@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.checkpoint.description import Drafter
-from tandem_worker.models.layers import MLP, Attend, Attention, Heads, Linear, RMSNorm, Rope
+from tandem_worker.models.layers import MLP, Attend, Attention, Embedding, Heads, Linear, RMSNorm, Rope
 from tandem_worker.models.mla import LatentAttention
 
 
@@ -75,7 +75,7 @@ class Eagle3(nn.Module):
         self.norm_output = drafter.norm_output
         hidden, eps, streams = drafter.hidden_size, drafter.rms_norm_eps, len(drafter.capture_indexes)
         width = streams * drafter.target_hidden_size
-        self.embed_tokens = nn.Embedding(drafter.vocab_size, hidden)
+        self.embed_tokens = Embedding(drafter.vocab_size, hidden)
         self.input_norm = RMSNorm(width, eps) if drafter.norm_before_fc else None
         self.fc_norm = None
         if drafter.fc_norm:

@@ -77,6 +77,15 @@ class Linear(nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """On the meta device there is nothing to do, and torch would import its compiler to do it: more than a second
+        of every start.
+        """
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

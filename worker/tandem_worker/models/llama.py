@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.checkpoint.description import Target
-from tandem_worker.models.layers import MLP, Attend, Attention, CausalAttention, Heads, Linear, RMSNorm, Rope
+from tandem_worker.models.layers import MLP, Attend, Attention, CausalAttention, Embedding, Heads, Linear, RMSNorm, Rope
 
 
 def heads_of(target: Target, norm_eps: float | None = None) -> Heads:
@@ -37,7 +37,7 @@ class DecoderLayer(nn.Module):
 class Body(nn.Module):
     def __init__(self, target: Target, decoder_layer: Callable[[Target, int], nn.Module]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(target.vocab_size, target.hidden_size)
+        self.embed_tokens = Embedding(target.vocab_size, target.hidden_size)
         self.layers = nn.ModuleList(decoder_layer(target, i) for i in range(target.layers))
         self.norm = RMSNorm(target.hidden_size, target.rms_norm_eps)
 

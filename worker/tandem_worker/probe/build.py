@@ -7,7 +7,7 @@ in the place of one. Shapes: V target vocabulary, Vd draft vocabulary, H hidden 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Drafter, TensorInfo
 from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.reader import read
 from tandem_worker.probe.streamed import Streamed, mapped
 from tandem_worker.probe.wiring import DraftIds, Pairs, Source, Wiring
 
@@ -25,12 +26,12 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class Parts:
-    """What wirings choose from. The target's tables stay as they lie in the files, on the host: rows are looked up."""
+    """What wirings choose from. Embeddings stay as they lie in the files, on the host: rows are looked up."""
 
     drafter: Drafter
     tensors: Mapping[str, Tensor]  # parameter -> values, of the drafter's files; the embedding on the host, too
     embedding: Tensor  # [V, H] of the target
-    head: Tensor  # [V, H] of the target
+    head_rows: Callable[[Tensor], Tensor]  # target ids [M] -> rows of the target's head [M, H], on the device
     device: torch.device
     dtype: torch.dtype
 
@@ -53,11 +54,12 @@ def load_parts(drafter: Drafter, tensors: Mapping[str, TensorInfo], streamed: St
     """The drafter in the arithmetic of the target's pass."""
     values = {}
     for name, info in tensors.items():
-        value = mapped(info)
-        if name != EMBEDDING:
-            value = value.to(streamed.device, streamed.dtype if value.is_floating_point() else None)
-        values[name] = value
-    return Parts(drafter, values, streamed.embedding, streamed.head, streamed.device, streamed.dtype)
+        if name == EMBEDDING:
+            values[name] = mapped(info)
+        else:
+            value = read(info)
+            values[name] = value.to(streamed.device, streamed.dtype if value.is_floating_point() else None)
+    return Parts(drafter, values, streamed.embedding, streamed.head_rows, streamed.device, streamed.dtype)
 
 
 def build(parts: Parts, wiring: Wiring) -> Built:
@@ -75,8 +77,7 @@ def build(parts: Parts, wiring: Wiring) -> Built:
     wanted, ids = module.state_dict(), target_ids(parts, wiring)
     values = {name: tensor for name, tensor in parts.tensors.items() if name in wanted and name != EMBEDDING}
     if wiring.head is Source.TARGET:
-        rows = parts.head[ids.clamp(0, len(parts.head) - 1).to(parts.head.device)]
-        values[HEAD] = rows.to(parts.device, parts.dtype)
+        values[HEAD] = parts.head_rows(ids.clamp(0, len(parts.embedding) - 1))
     lost = wiring.random | ({HEAD} if wiring.head is Source.RANDOM else frozenset())
     lost |= wanted.keys() - values.keys() - {EMBEDDING}
     values |= {name: fresh(name, wanted[name], parts) for name in sorted(lost) if name in wanted}

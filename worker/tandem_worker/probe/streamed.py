@@ -50,25 +50,39 @@ class Streamed:
         """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
         return mapped(self._stored(EMBEDDING).parts[0])
 
-    @cached_property
-    def head(self) -> Tensor:
-        """[V, H] as stored, on the CPU; not in memory until its rows are looked at."""
-        return mapped(self._head.parts[0])
-
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, H], normed like `final` -> [M, V] float32 on `device`. Mind the size: 4 M V bytes."""
         return torch.cat([block for _, block in self.logit_blocks(hidden)], -1)
 
     @torch.inference_mode()
     def logit_blocks(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The same in blocks of columns, (first token id, [M, columns] float32): the head is read once for all of M.
-        Now that the layers are gone, a GPU keeps it where it takes at most a quarter of what is free.
+        """The same in blocks of columns, (first token id, [M, columns] float32): the head is read once for all of M."""
+        hidden = hidden.to(self.device, self.dtype)
+        for first, weight in self._head_blocks():
+            logits = (hidden @ weight.T).float()
+            check_finite(logits, self.target.layers, {self._head: weight}, self.checkpoint)
+            yield first, logits
+
+    @torch.inference_mode()
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows [len(ids), H] of the head, on `device`. It is read from end to end: rows that lie apart would cost a
+        cold disk one access each.
+        """
+        ids = ids.to(self.device)
+        rows = torch.empty(len(ids), self.target.hidden_size, device=self.device, dtype=self.dtype)
+        for first, weight in self._head_blocks():
+            inside = (ids >= first) & (ids < first + len(weight))
+            rows[inside] = weight[ids[inside] - first]
+        return rows
+
+    def _head_blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """(first token id, rows [block, H]). Now that the layers are gone, a GPU keeps them where they take at most a
+        quarter of what is free.
         """
         info = self._head.parts[0]
         columns = max(1, HEAD_BLOCK_BYTES // (self.target.hidden_size * self.dtype.itemsize))
         firsts = range(0, self.target.vocab_size, columns)
         blocks = {first: rows_of(info, first, min(first + columns, self.target.vocab_size)) for first in firsts}
-        hidden = hidden.to(self.device, self.dtype)
         keep = self.device.type == "cuda" and 4 * (info.end - info.start) < torch.cuda.mem_get_info(self.device)[0]
         with Reader(2 * HEAD_BLOCK_BYTES, self.device.type == "cuda") as reader:
             reader.expect(block for first, block in blocks.items() if first not in self._kept)
@@ -78,9 +92,7 @@ class Streamed:
                     weight = reader.take(block).to(self.device).to(self.dtype)
                     if keep:
                         self._kept[first] = weight
-                logits = (hidden @ weight.T).float()
-                check_finite(logits, self.target.layers, {self._head: weight}, self.checkpoint)
-                yield first, logits
+                yield first, weight
 
     @cached_property
     def _head(self) -> Stored:
