@@ -15,6 +15,7 @@ DEFAULTS: dict[str, Any] = {
     "layers_most": 0,
     "d2t_of_full": "harmless",
     "tie": "ignored",
+    "fc_skipped": "never",
 }
 
 

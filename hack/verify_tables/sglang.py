@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from verify_tables import capture, drafter
+from verify_tables import capture, drafter, rules
 from verify_tables.facts import Fact
 from verify_tables.source import Models
 from verify_tables.stubs import install
@@ -25,12 +25,16 @@ def observe(root: Path, targets: dict[str, str]) -> list[Fact]:
     models = Models(root / "sglang/srt/models")
     facts = list(_targets(models, targets))
     facts.append(Fact("ids_read", {}, _ids_read(root)))
+    facts += [Fact("context", {}, rules.sglang_context(root)), Fact("pipeline", {}, rules.sglang_pipeline(root))]
     known = capture.registered(models)
     install("sglang", root, [module for module, _ in DRAFTERS.values()], {"default_weight_loader": _default_loader})
     for family, (module, name) in DRAFTERS.items():
         facts.append(Fact("drafter", {"architecture": name}, name in known, of="registered"))
         if name in known:
             facts += _drafter(family, getattr(importlib.import_module(module), name))
+            facts.append(Fact("own_embedding", {"drafter": family}, rules.own_embedding(models, known[name])))
+            file = root / (module.replace(".", "/") + ".py")
+            facts.append(Fact("fc_skipped", {"drafter": family}, rules.fc_skipped(file)))
     return facts
 
 
@@ -49,6 +53,7 @@ def _targets(models: Models, families: dict[str, str]) -> list[Fact]:
         if target and hook:
             facts.append(Fact("ids_rule", keys, capture.rule(models, target)))
             facts.append(Fact("default_shift", keys, capture.default_shift(models, target)))
+            facts.append(Fact("last", keys, rules.last(models, target)))
     return facts
 
 
@@ -93,5 +98,15 @@ def _drafter(family: str, made: Any) -> list[Fact]:
         Fact("layers_most", keys, drafter.most_layers(it)),
         Fact("draft_vocab_size", keys, drafter.draft_vocab_size(it)),
         Fact("tie", keys, drafter.tie(it)),
+        Fact("borrowed_head", keys, _borrowed_head(it)),
     ]
     return facts + [Fact("flag", keys | {"flag": flag}, fields) for flag, fields in drafter.flags(it).items()]
+
+
+def _borrowed_head(it: drafter.Drafter) -> str:
+    """Whether the class asks for the target's head where the config gives it no vocabulary of its own."""
+    try:
+        asks = getattr(it.made(draft_vocab_size=None), "load_lm_head_from_target", False)
+    except TypeError:  # null is taken for a number of rows
+        asks = False
+    return "draft_vocab_size_null" if asks else "never"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from verify_tables import drafter
+from verify_tables import drafter, rules
 from verify_tables.facts import Fact
 from verify_tables.source import Models, function, functions
 from verify_tables.stubs import install
@@ -29,6 +29,10 @@ def observe(root: Path, targets: dict[str, str]) -> list[Fact]:
     registry = Registry(root)
     facts = [*_targets(registry, targets), *_drafter_classes(registry), *_configs(root)]
     facts.append(Fact("ids_read", {}, _ids_read(root)))
+    facts += [Fact("context", {}, rules.vllm_context(root)), Fact("own_embedding", {}, rules.vllm_own_embedding(root))]
+    for kind, architecture in (("dense", ""), ("hybrid", ""), ("moe", ""), ("moe", "Qwen2MoeForCausalLM")):
+        keys = {"kind": kind, "architecture": architecture}
+        facts.append(Fact("runner", keys, rules.vllm_runner(root, kind, architecture)))
     files = {family: root / (module.replace(".", "/") + ".py") for family, (module, _) in DRAFTERS.items()}
     real = [module for module, _ in DRAFTERS.values()] + [f"{MODELS}.utils"]
     install("vllm", root, real, {"default_weight_loader": lambda value, weight: value.weight_loader(value, weight)})
@@ -98,6 +102,9 @@ def _targets(registry: Registry, families: dict[str, str]) -> Iterator[Fact]:
         if architecture in families:
             keys = {"family": families[architecture], "architecture": architecture}
             yield Fact("hook", keys, hook if where else None)
+            module = registry.models.find(where[1], where[0]) if where and hook else None
+            if module is not None:
+                yield Fact("pipeline", keys, rules.vllm_pipeline(registry.models, module))
         elif hook:
             yield Fact("hook", {"architecture": architecture}, True, of="not in the table")
 

@@ -290,7 +290,10 @@ def _head(target: DeclaredTarget, drafter: DeclaredDrafter, ask: _Asker) -> Orig
     same_rows = drafter.vocabulary == (target.vocab_size.value or drafter.vocabulary)
     if not (same_width and same_rows):
         return Origin.RANDOM
-    if ask("whether a missing head is borrowed", "borrowed_head") == "draft_vocab_size_null":
+    borrowed = ask("whether a missing head is borrowed", "borrowed_head")
+    if borrowed == "never":
+        return Origin.RANDOM
+    if borrowed == "draft_vocab_size_null":
         return Origin.TARGET if drafter.draft_vocab_size.value is None else Origin.RANDOM
     return Origin.TARGET
 

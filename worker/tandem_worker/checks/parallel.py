@@ -53,7 +53,11 @@ def pipeline_parallel(pairing: Pairing) -> Iterable[Finding]:
     if size is None or size < 2:
         return
     own = pairing.resolution.parameters.get("embed_tokens.weight") is Origin.FILES
-    effect = pairing.engine.ask("pipeline", "needs_embedding", family=pairing.resolution.target_family or "").value
+    keys = {
+        "family": pairing.resolution.target_family or "",
+        "architecture": pairing.target.architecture.value or "",
+    }
+    effect = pairing.engine.ask("pipeline", "needs_embedding", **keys).value
     if effect == "refused":
         yield error(
             "TDM-PIPELINE-PARALLEL",
