@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube
+.PHONY: help bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,12 @@ bench-analysis: venv ## delay and false alarms of the acceptance analysis (half 
 
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py
+
+bench-causes: venv ## how often the probe names the right cause, on 200 random mistakes and 200 right pairs (half an hour)
+	@$(RUN) tiny_pair.causes --out benchmarks/results/probe-causes.json
+
+probe-pairs: venv ## train the tiny pairs of the probe's tests anew (ten minutes each)
+	@$(RUN) tiny_pair.instruments --out examples/probe-pairs
 
 bench-probe: venv ## time and memory of the streamed forward at real sizes (DEVICE=cuda, FOLDER=on the disk, SHAPE, LAYERS, TOKENS)
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/probe.py $(if $(DEVICE),--device $(DEVICE)) \

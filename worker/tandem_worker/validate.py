@@ -6,7 +6,7 @@ Static mode never imports torch: it starts in a fraction of a second and needs n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +44,8 @@ class Request:
     continuation: int = 0  # tokens of the target's own greedy continuation that are judged; 0: the texts themselves
     engine: Engine = field(default_factory=lambda: load("builtin"))
     deployment: Deployment = field(default_factory=Deployment)
+    stated: Resolution | None = None  # what a worker says that it did with the pair (probe)
+    other_drafter: Path | None = None  # another one for the same target and engine (probe)
     on_progress: Callable[[Progress], None] = lambda progress: None  # of the probe's pass over the target
     resume: Path | None = None  # folder that keeps what that pass has reached, for the next run of the same request
 
@@ -141,8 +143,12 @@ def _probe(
         request.continuation,
         on_progress=request.on_progress,
         resume=request.resume,
+        stated=request.stated,
     )
     try:
+        if request.other_drafter:
+            other = open_pairing(request.target, request.other_drafter, request.engine, None, request.deployment)
+            options = replace(options, other=other)
         probed = probe(pairing, options)
     except CheckpointError as failure:
         verdict = judged.verdict if errors_of(judged.findings) else failure.verdict

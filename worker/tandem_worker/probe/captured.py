@@ -5,7 +5,7 @@ Shapes: B texts of one batch, T positions (one less than the longest text has to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,10 +28,9 @@ class Captured:
     texts: tuple[tuple[int, ...], ...]
     starts: tuple[int, ...]  # of each text the first position t that is judged
     states: Mapping[int, Tensor]  # capture index 0..n -> [all tokens, H]
-    final: Tensor  # [all tokens, H], after the final norm
     norms: Mapping[int, Tensor]  # i -> [H]: weight of the norm that stream i passes next; n is the final norm
     eps: float
-    logits: Callable[[Tensor], Tensor]  # rows of `final` [M, H] -> [M, V], on the device
+    logits: Tensor  # [all tokens, V], of float16 where the arithmetic is a GPU's
     vocabulary: int
     device: torch.device
     dtype: torch.dtype
@@ -68,10 +67,9 @@ class Captured:
             tuple(text[:length] for text, length in zip(self.texts, lengths, strict=True)),
             self.starts,
             {index: cut(states) for index, states in self.states.items()},
-            cut(self.final),
             self.norms,
             self.eps,
-            self.logits,
+            cut(self.logits),
             self.vocabulary,
             self.device,
             self.dtype,
@@ -111,7 +109,7 @@ class Batch:
 
     def logits(self) -> Tensor:
         """[B, T, V] float32: what the target says to come at t + 2, after it has read token t + 1."""
-        return self._rows(self.captured.logits(self.captured.final[self._span]))[:, 1:]
+        return self._rows(self.captured.logits[self._span])[:, 1:].float()
 
     def _rows(self, states: Tensor) -> Tensor:
         """[tokens of the batch, ...] -> [B, T + 1, ...]"""
@@ -126,14 +124,19 @@ def captured(streamed: Streamed, starts: Sequence[int]) -> Captured:
         texts=texts,
         starts=tuple(starts),
         states=streamed.states,
-        final=streamed.final,
         norms=norm_weights(streamed.checkpoint, layers, streamed.target.hidden_size),
         eps=streamed.target.rms_norm_eps,
-        logits=streamed.logits,
+        logits=_logits(streamed),
         vocabulary=streamed.target.vocab_size,
         device=streamed.device,
         dtype=streamed.dtype,
     )
+
+
+def _logits(streamed: Streamed) -> Tensor:
+    """Once for all: the head of a large target takes longer to read than a drafter to run."""
+    dtype = torch.float16 if streamed.device.type == "cuda" else torch.float32
+    return torch.cat([block.to("cpu", dtype) for _, block in streamed.logit_blocks(streamed.final)], -1)
 
 
 def norm_weights(target: Checkpoint, layers: int, hidden: int) -> dict[int, Tensor]:

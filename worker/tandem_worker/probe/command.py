@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem_worker.check import add_pair_arguments, chosen_engine, joined_arguments
+from tandem_worker.contract import Resolution, WorkerStatus
 from tandem_worker.finding import EXIT_CODES
 from tandem_worker.validate import Mode, Request, examine
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         trained_on=parsed.trained_on,
         prompts=parsed.prompts,
         continuation=parsed.continuation,
+        stated=_stated(parsed.worker_status, parser),
+        other_drafter=parsed.other_drafter,
         engine=engine,
         deployment=deployment,
         resume=parsed.resume,
@@ -69,7 +72,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", type=Path, metavar="FOLDER", help="keep there what the pass has reached; go on from it if killed"
     )
+    parser.add_argument(
+        "--worker-status", type=Path, metavar="FILE", help="what GET /status of a worker says it did with the pair"
+    )
+    parser.add_argument(
+        "--other-drafter", type=Path, metavar="FOLDER", help="another drafter that fails on this target and engine"
+    )
     return parser
+
+
+def _stated(file: Path | None, parser: argparse.ArgumentParser) -> Resolution | None:
+    if file is None:
+        return None
+    try:
+        return WorkerStatus.model_validate_json(file.read_bytes()).resolution
+    except (OSError, ValueError) as failure:
+        parser.error(f"--worker-status {file}: {str(failure).splitlines()[0]}")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from tandem_worker.probe.wiring import Aspect, differences, taken_back
 
 WRONG = 1e-5
 """The chance that one wiring, no better than the engine's, passes for better. Some hundred are tried."""
-LEAST_GAIN, LEAST_SHARE = 0.02, 0.04
+LEAST_GAIN, LEAST_SHARE = 0.01, 0.025
 """What is worth telling: so much overlap in all, and as a share of the better wiring's."""
 ALIKE = 0.01  # the chance of error at which two wirings are told apart
 LEAST_OVERLAP, KNOWING = 0.15, 1.5

@@ -25,7 +25,9 @@ def can_run(pairing: Pairing, judged: Judgement) -> bool:
     resolution, layers = pairing.resolution, pairing.target.layers.value or 0
     if judged.verdict is Verdict.COULD_NOT_CHECK or any(f.code not in MEASURABLE for f in errors_of(judged.findings)):
         return False
-    refused = any(use is Use.REFUSED for use, _ in resolution.tensors.values())
+    refused = any(use is Use.REFUSED for use, _ in resolution.tensors.values()) and any(
+        finding.code == "TDM-TENSORS-DROPPED" for finding in errors_of(judged.findings)
+    )
     captured = resolution.captured if pairing.drafter.aux else ()
     return not refused and captured is not None and all(0 <= i <= layers for i in captured)
 

@@ -15,6 +15,7 @@ import torch
 from tandem_worker.checkpoint import CheckpointError, Target, TensorInfo, read_target
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.checks.pairing import Pairing
+from tandem_worker.contract import Resolution
 from tandem_worker.finding import Finding, Verdict
 from tandem_worker.models.load import load_target
 from tandem_worker.probe.build import Parts, load_parts
@@ -22,13 +23,15 @@ from tandem_worker.probe.captured import Captured, captured
 from tandem_worker.probe.chain import chains
 from tandem_worker.probe.described import describe_drafter
 from tandem_worker.probe.diagnosis import Cause, diagnose, explanation
+from tandem_worker.probe.engine_fault import differs, stated_wiring, suspected
 from tandem_worker.probe.generate import continue_greedily
 from tandem_worker.probe.hypotheses import Choices
 from tandem_worker.probe.prompts import read_prompts, tokenize
 from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
 from tandem_worker.probe.score import knowing_nothing, score
-from tandem_worker.probe.search import Table, search
+from tandem_worker.probe.search import Row, Table, search
 from tandem_worker.probe.stream import Progress, arithmetic, stream
+from tandem_worker.probe.streamed import Streamed
 from tandem_worker.probe.wiring import Wiring
 
 LONGEST_PROMPT_TOKENS = 96  # of texts that the target goes on with
@@ -44,6 +47,8 @@ class Options:
     prompts: Path | None = None
     new_tokens: int = 0  # of the target's own greedy continuation, which is judged then; 0: the texts themselves are
     device: torch.device | None = None  # None: a GPU where there is one
+    stated: Resolution | None = None  # what a worker of this engine says that it did with the pair
+    other: Pairing | None = None  # another drafter for the same target and engine
     on_progress: Callable[[Progress], None] = lambda progress: None
     resume: Path | None = None  # folder that keeps what the pass over the target has reached
 
@@ -80,7 +85,28 @@ def probe(pairing: Pairing, options: Options) -> Probed:
     seen = captured(streamed, starts)
     if seen.positions < LEAST_POSITIONS:
         raise CheckpointError(_too_little(pairing, seen.positions))
-    return measure(pairing, options, seen, load_parts(drafter, tensors, streamed), wiring, offered)
+    parts = load_parts(drafter, tensors, streamed)
+    return _with_doubts(pairing, measure(pairing, options, seen, parts, wiring, offered), seen, streamed, parts)
+
+
+def _with_doubts(pairing: Pairing, probed: Probed, seen: Captured, streamed: Streamed, parts: Parts) -> Probed:
+    """Puts the engine first among the causes where its own statement, or another drafter, speaks against it."""
+    options, table, doubts = probed.options, probed.table, []
+    if options.stated is not None and all(0 <= i <= table.layers for i in options.stated.capture_indexes):
+        wiring = stated_wiring(table.engine.wiring, options.stated, table.layers)
+        stated = Row(wiring, score(seen, parts, [wiring])[wiring])
+        doubts.append(differs(pairing, table.engine, stated, options.stated))
+    best = probed.causes[0].after if probed.causes else None
+    if options.other is not None and best is not None:
+        described = describe_drafter(options.other, streamed.target, len(parts.drafter.capture_indexes))
+        others = load_parts(described, tensors_of(options.other), streamed)
+        wiring = engine_wiring(options.other)
+        second = measure(options.other, options, seen, others, wiring, choices_of(options.other, wiring))
+        after = second.causes[0].after if second.causes else None
+        if after is not None:
+            mine, theirs = (table.engine.wiring, best.wiring), (wiring, after.wiring)
+            doubts.append(suspected(pairing, mine, theirs, probed.causes[0]))
+    return replace(probed, causes=(*(doubt for doubt in doubts if doubt), *probed.causes))
 
 
 def measure(
