@@ -67,7 +67,7 @@ chart: venv crds ## write anew what is made from helm/tandem: its README and dep
 	@$(RUN) chart
 
 images: ## build both images with buildah (BASE=image for another base, IMAGES=operator for one of them)
-	@for half in $(or $(IMAGES),operator worker); do buildah build $(if $(BASE),--build-arg BASE=$(BASE)) $(BUILDAH) \
+	@for half in $(or $(IMAGES),operator worker); do buildah build --layers $(if $(BASE),--build-arg BASE=$(BASE)) $(BUILDAH) \
 		--build-arg REVISION=$$(git rev-parse HEAD) --file Containerfile.$$half --tag localhost/tandem-$$half:dev . \
 		|| exit 1; done
 
