@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube
+.PHONY: help bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ demo-down: venv ## stop what `make demo KEEP=1` left
 	@$(RUN) demo down
 
 # Four at once on two cores: the cluster tests mostly wait for pods, the unit tests take what is left.
-test: venv kube lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
+test: venv kube tools lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
 	@$(RUN) pytest -n 4 $(PYTEST)
 
 gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder); writes benchmarks/results/gpu-check.json
@@ -121,6 +121,9 @@ venv: python
 
 kube: venv
 	@$(RUN) localcluster build
+
+tools: venv
+	@$(RUN) tools >/dev/null
 
 .PHONY: python
 python:
