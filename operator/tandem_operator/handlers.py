@@ -1,4 +1,4 @@
-"""kopf: wake-ups only. Every event puts a key into the queue; nothing is decided and nothing is written here.
+"""kopf: news only. Every event goes into the store and, if it is news, a key into the queue; nothing is decided here.
 
 Only `on.event` is used. kopf's `daemon`, `timer` and `on.delete` put a finalizer on the object, and then a deletion
 hangs while the operator is down.
@@ -6,31 +6,36 @@ hangs while the operator is down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import kopf
 
 from tandem_operator import names
-from tandem_operator.api import GROUP, PLURAL, VERSION
-from tandem_operator.queue import Key, WorkQueue
+from tandem_operator.api import GROUP
+from tandem_operator.queue import WorkQueue
+from tandem_operator.store import KINDS, OBJECT, Kind, Store
 
 OURS: dict[str, Any] = {names.MANAGED_BY: names.FIELD_MANAGER, names.NAME: kopf.PRESENT}
 
 
-def registry(queue: WorkQueue) -> kopf.OperatorRegistry:
+def registry(store: Store, queue: WorkQueue) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
-
-    async def on_object(*, name: str, namespace: str | None, **_: Any) -> None:
-        queue.add(Key(namespace or "", name))
-
-    async def on_child(*, labels: Mapping[str, str], namespace: str | None, **_: Any) -> None:
-        queue.add(Key(namespace or "", labels[names.NAME]))
-
-    kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)(on_object)
-    for group, version, plural in (("apps", "v1", "deployments"), ("batch", "v1", "jobs"), ("", "v1", "pods")):
-        kopf.on.event(group, version, plural, labels=OURS, registry=handlers)(on_child)
+    for kind in KINDS:
+        labels = None if kind is OBJECT else OURS
+        kopf.on.event(kind.group, kind.version, kind.plural, labels=labels, registry=handlers)(
+            _told(kind, store, queue)
+        )
     return handlers
+
+
+def _told(kind: Kind, store: Store, queue: WorkQueue) -> Callable[..., Awaitable[None]]:
+    async def on_event(*, event: kopf.RawEvent, **_: Any) -> None:
+        change = store.drop if event["type"] == "DELETED" else store.put
+        if owner := change(kind, cast(dict[str, Any], event["object"])):
+            queue.add(owner)
+
+    return on_event
 
 
 def kopf_settings() -> kopf.OperatorSettings:

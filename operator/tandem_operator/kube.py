@@ -21,6 +21,8 @@ class Meta(ApiModel):
     name: str
     uid: str = ""
     namespace: str = ""
+    resource_version: str = ""
+    generation: int = 0
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: list[Owner] = []
@@ -119,8 +121,20 @@ class ConfigMapObject(ApiModel):
     data: dict[str, str] = {}
 
 
-class CustomObject(ApiModel):
+class ServiceObject(ApiModel):
     metadata: Meta
+
+
+class ListMeta(ApiModel):
+    resource_version: str = ""
+    next_page: str = Field(default="", alias="continue")
+
+
+class RawList(ApiModel):
+    """A page of a list, its items as they came."""
+
+    metadata: ListMeta = ListMeta()
+    items: list[dict[str, Any]] = []
 
 
 class CrdSchema(ApiModel):

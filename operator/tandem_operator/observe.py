@@ -1,25 +1,22 @@
-"""The cluster as plain data: the only place that reads Kubernetes objects.
-
-Children are found by label and always read from the API server, not from a cache: a reconcile then acts on what is.
-"""
+"""The cluster as plain data: the only place that reads Kubernetes objects, as the store holds them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kubernetes.aio import client
 from pydantic import ValidationError
 
 from tandem_operator import kube, names
-from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
+from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.route import GATEWAY, GATEWAY_VERSION, HttpRoute
 from tandem_operator.plan.observed import Deployment, History, Observed, Pod, ValidationJob
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.queue import Key
+from tandem_operator.store import CHILDREN, Store
 from tandem_operator.workers import Workers
 from tandem_worker.contract import ValidationReport, WorkerFailure
 
@@ -41,26 +38,19 @@ class Sight:
     addresses: dict[str, str]  # pod uid -> IP
 
 
-async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | None:
+async def observe(api: client.ApiClient, store: Store, workers: Workers, key: Key) -> Sight | None:
     """None: the object is gone. Raises InvalidObject, and ApiException as the API server gives it."""
-    resource = await read_resource(api, key)
+    resource = read_resource(store, key)
     if resource is None:
         return None
-    selector = f"{names.NAME}={key.name},{names.MANAGED_BY}={names.FIELD_MANAGER}"
-    apps, batch, core = client.AppsV1Api(api), client.BatchV1Api(api), client.CoreV1Api(api)
-
-    async def children(kind: type[kube.T], call: Callable[..., Awaitable[Any]]) -> list[kube.T]:
-        return await kube.listed(kind, call, key.namespace, label_selector=selector)
-
-    # Jobs before pods: a pod's last word is then there when its Job has ended.
-    jobs = await children(kube.JobObject, batch.list_namespaced_job_without_preload_content)
-    pods, deployments, records, config, route = await asyncio.gather(
-        children(kube.PodObject, core.list_namespaced_pod_without_preload_content),
-        children(kube.DeploymentObject, apps.list_namespaced_deployment_without_preload_content),
-        children(kube.ControllerRevisionObject, apps.list_namespaced_controller_revision_without_preload_content),
-        _config(core, resource),
-        _route(api, resource),
-    )
+    core = client.CoreV1Api(api)
+    deployments = store.children(kube.DeploymentObject, key)
+    records = store.children(kube.ControllerRevisionObject, key)
+    jobs = store.children(kube.JobObject, key)
+    if _misses_a_report(resource, jobs, store.children(kube.PodObject, key)):
+        await _read_pods(core, store, key)
+    pods = store.children(kube.PodObject, key)
+    config, route = await asyncio.gather(_config(core, resource), _route(api, resource))
     # Children of an object that was deleted and made anew under the same name are not ours.
     uid = resource.metadata.uid
     serving = [pod for pod in pods if pod.metadata.labels.get(names.ROLE) == names.WORKER]
@@ -86,18 +76,13 @@ async def observe(api: client.ApiClient, workers: Workers, key: Key) -> Sight | 
     return Sight(observed, addresses)
 
 
-async def read_resource(api: client.ApiClient, key: Key) -> SpeculativeDeployment | None:
-    """None: it is gone. Raises as `observe` does."""
+def read_resource(store: Store, key: Key) -> SpeculativeDeployment | None:
+    """Raises InvalidObject."""
+    found = store.json_of(key)
+    if found is None:
+        return None
     try:
-        found = await client.CustomObjectsApi(api).get_namespaced_custom_object(
-            GROUP, VERSION, key.namespace, PLURAL, key.name
-        )
-    except client.ApiException as error:
-        if error.status == 404:
-            return None
-        raise
-    try:
-        return SpeculativeDeployment.model_validate(found)
+        return SpeculativeDeployment.model_validate_json(found)
     except ValidationError as error:
         raise InvalidObject(str(error)) from error
 
@@ -114,6 +99,25 @@ async def _route(api: client.ApiClient, resource: SpeculativeDeployment) -> Http
         if error.status == 404:
             return None
         raise
+
+
+def _misses_a_report(resource: SpeculativeDeployment, jobs: list[kube.JobObject], pods: list[kube.PodObject]) -> bool:
+    """A Job is told to have ended and the last word of its pod is not there yet: watches of two kinds have no order."""
+    known = resource.status.validation
+    for job in (_job(job, pods) for job in jobs if job.metadata.owned_by(resource.metadata.uid)):
+        concluded = known is not None and known.key == job.key and known.attempt >= job.attempt
+        if job.finished and job.report is None and not concluded:
+            return True
+    return False
+
+
+async def _read_pods(core: client.CoreV1Api, store: Store, key: Key) -> None:
+    selector = f"{names.NAME}={key.name},{names.MANAGED_BY}={names.FIELD_MANAGER}"
+    page = await kube.got(
+        kube.RawList, core.list_namespaced_pod_without_preload_content, key.namespace, label_selector=selector
+    )
+    for body in page.items:
+        store.put(CHILDREN["Pod"], body)
 
 
 async def _config(core: client.CoreV1Api, resource: SpeculativeDeployment) -> tuple[tuple[str, str, str], ...]:

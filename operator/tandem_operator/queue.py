@@ -104,6 +104,8 @@ class WorkQueue:
             self._failures.pop(key, None)
             if pause is None:
                 pause = self._resync_seconds * random.uniform(0.8, 1.2)
+            else:  # or all that began together, after a restart, would go on together
+                pause *= random.uniform(1.0, 1.1)
         except asyncio.CancelledError:
             raise
         except Exception:

@@ -14,29 +14,35 @@ from tandem_operator.metrics import Metrics
 from tandem_operator.observe import InvalidObject, observe
 from tandem_operator.plan import Context, Settings, plan
 from tandem_operator.queue import GONE, Key
+from tandem_operator.store import Store
 from tandem_operator.workers import Workers
+from tandem_operator.writer import Writer
 
 log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    def __init__(self, api: client.ApiClient, workers: Workers, settings: Settings, metrics: Metrics) -> None:
-        self._api, self._workers, self._settings, self._metrics = api, workers, settings, metrics
+    def __init__(
+        self, api: client.ApiClient, store: Store, workers: Workers, settings: Settings, metrics: Metrics
+    ) -> None:
+        self._api, self._store, self._workers, self._settings, self._metrics = api, store, workers, settings, metrics
         self._events = Events(api)
+        self._writer = Writer(api, store)
 
     async def __call__(self, key: Key) -> float | None:
         """One pass; returns after how many seconds the next is due, as `queue.Reconcile` has it."""
         started = time.monotonic()
         try:
-            sight = await observe(self._api, self._workers, key)
+            sight = await observe(self._api, self._store, self._workers, key)
             if sight is None:
                 self._metrics.forget(key)
                 self._events.forget(key)
+                self._writer.forget(key)
                 return GONE
             now = datetime.now(UTC).replace(microsecond=0)
             decided = plan(Context(sight.observed, self._settings, now))
             self._metrics.show(key, sight.observed.resource, decided.status)
-            return await apply(self._api, self._workers, self._events, sight, decided, now)
+            return await apply(self._api, self._store, self._writer, self._workers, self._events, sight, decided, now)
         except InvalidObject as error:
             # Stored under another CRD than ours: nothing is touched, what serves goes on serving.
             log.error("%s/%s can't be read by this operator, is the CRD its own? %s", *key, error)

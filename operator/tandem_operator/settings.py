@@ -15,5 +15,5 @@ class Settings(BaseModel):
     http_port: int = 8080
     lease_namespace: str = ""  # where the Lease is that one operator at a time holds; empty: none is asked for
     identity: str = ""  # of the holder; empty: made up
-    workers: int = 8
+    workers: int = 32  # passes at once: a worker that hangs holds one of them up for seconds
     resync_seconds: float = 120.0
