@@ -1,7 +1,7 @@
 """Writing children, and leaving alone those that are as they should be.
 
-A manifest is applied when it is another than last time, or the child is not as that left it: what the store holds of a
-Deployment or a Service tells. Of the other kinds nothing is watched, for the right to read every ConfigMap is more than
+A manifest is applied when it is another than last time, or the child is not as that left it: what the store holds of it
+tells. Of some kinds nothing is watched, for the right to read every ConfigMap is more than
 an operator needs; they are applied again when pods come or go, which is when they matter, and every RENEW_SECONDS.
 """
 
@@ -27,7 +27,7 @@ from tandem_operator.store import CHILDREN, Store
 
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 RENEW_SECONDS = 120.0
-WATCHED = ("Deployment", "Service")
+WATCHED = tuple(CHILDREN)
 _OTHERS_NOTE = "deployment.kubernetes.io/"  # annotations of the Deployment controller
 
 
@@ -142,9 +142,10 @@ class Writer:
         return _now() < last.until_seconds
 
     def _mark(self, kind: str, namespace: str, name: str) -> object:
-        """What changes whenever somebody changes what we applied. A Deployment's version moves with its status, too."""
+        """What changes whenever somebody changes what we applied. The version of Deployments and Jobs moves with their
+        status, too."""
         meta: kube.Meta | None = self._store.meta(kind, namespace, name) if kind in CHILDREN else None
-        if meta is None or kind != "Deployment":
+        if meta is None or kind not in ("Deployment", "Job"):
             return meta and (meta.uid, meta.resource_version)
         annotations = tuple((k, v) for k, v in sorted(meta.annotations.items()) if not k.startswith(_OTHERS_NOTE))
         owners = tuple((owner.uid, owner.controller) for owner in meta.owner_references)

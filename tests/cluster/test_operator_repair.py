@@ -89,9 +89,12 @@ def test_service_key_record_and_the_like_that_were_deleted_by_hand_come_back(sto
     stable = installed(story)
     before = {child for child in story.children() if not child.startswith(("pods", "jobs", "deployments"))}
     assert len(before) == 5
-    story.kubectl("delete", "service/pair", "configmap/pair-operator-key", f"controllerrevision/pair-{stable}")
-    story.kubectl("delete", "poddisruptionbudget/pair", "serviceaccount/pair-worker")
-    story.until("they are back", lambda _: before <= set(story.children()))
+    story.kubectl("delete", "service/pair", f"controllerrevision/pair-{stable}")
+    story.until("what is watched is back", lambda _: before <= set(story.children()))
+    story.kubectl("delete", "configmap/pair-operator-key", "serviceaccount/pair-worker", "poddisruptionbudget/pair")
+    (pod,) = story.pods()
+    story.kubectl("delete", "pod", pod.name, "--wait=false")
+    story.until("what a new pod needs is back with it", lambda _: before <= set(story.children()))
     assert story.until_stable() == stable
 
 
