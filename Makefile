@@ -83,6 +83,9 @@ bench-analysis: venv ## delay and false alarms of the acceptance analysis (half 
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/build/bench" "$(shell $(SETUP) path)/bin/python" benchmarks/analysis.py \
 		$(if $(SCALE),--scale $(SCALE) --out build/analysis)
 
+bench-operator: venv kube ## the operator's delay, requests, memory and CPU at 10, 100, 1,000 objects (COUNTS="10 100")
+	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/benchmarks" "$(shell $(SETUP) path)/bin/python" -m operator_scale $(COUNTS) $(if $(JSON),--json $(JSON))
+
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py
 
@@ -100,6 +103,10 @@ bench-probe: venv ## time and memory of the streamed forward at real sizes (DEVI
 verify-tables: venv ## run the engines' own code from their wheels and compare with the tables (fetches about 1.5 GB)
 	@$(RUN) verify_tables
 	@$(RUN) verify_tables.speculators
+
+soak: venv ## a million random steps against the promises of the plan (STEPS=n, SEED=n)
+	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" "$(shell $(SETUP) path)/bin/python" -m model.soak \
+		--steps $(or $(STEPS),1000000) --seed $(or $(SEED),0)
 
 crash-test: venv kube ## kill the operator before and after each of its writes (SHARE=0.1 for a look, JSON=file)
 	@$(RUN) crashtest $(if $(SHARE),--share $(SHARE)) $(if $(JSON),--json $(JSON))

@@ -75,6 +75,7 @@ class Layout:
         self.binaries = directory / "bin"
         self.state = directory / "control-plane"
         self.pods = directory / "pods"
+        self.etcd_url = directory / "etcd.url"
 
     @property
     def agent_kubeconfig(self) -> Path:

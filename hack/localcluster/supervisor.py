@@ -62,6 +62,7 @@ class Supervisor:
         node_address = f"{network}.0.1"
         plane = ControlPlane.create(self.layout, node_address)
         commands = plane.commands()
+        self.layout.etcd_url.write_text(f"http://127.0.0.1:{plane.etcd_port}")
         self._spawn_binary("etcd", commands)
         self._spawn_binary("kube-apiserver", commands)
         agent = [sys.executable, "-m", "localcluster.agent", str(self.layout.directory), node_address]
