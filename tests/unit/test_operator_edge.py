@@ -24,6 +24,7 @@ from tandem_operator.queue import Key, WorkQueue
 from tandem_operator.run import _run_kopf
 from tandem_operator.settings import Settings
 from tandem_operator.signing import Signer
+from tandem_operator.store import Store
 from tandem_operator.workers import Workers
 from tandem_worker.contract import SpeculationCommand, ValidationReport, Verdict
 from tandem_worker.server.admin import Gate, Refused
@@ -387,4 +388,4 @@ async def test_the_operator_runs_as_a_user_without_a_name(monkeypatch: pytest.Mo
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
-            await _run_kopf(WorkQueue(reconcile), Settings(worker_image="worker"))
+            await _run_kopf(Store(), WorkQueue(reconcile), Settings(worker_image="worker"))
