@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from kubernetes.aio import client
 from pydantic import Field
@@ -157,10 +157,6 @@ class CrdObject(ApiModel):
 T = TypeVar("T", bound=ApiModel)
 
 
-class Items(ApiModel, Generic[T]):
-    items: list[T] = []
-
-
 async def got(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> T:
     """Call a reading method of the client (its `…_without_preload_content` form) and parse what comes back.
 
@@ -171,8 +167,3 @@ async def got(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **
     if response.status != 200:
         raise client.ApiException(status=response.status, reason=response.reason, body=body.decode(errors="replace"))
     return kind.model_validate_json(body)
-
-
-async def listed(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> list[T]:
-    """As `got`, for the list methods."""
-    return (await got(Items[kind], call, *args, **selectors)).items  # type: ignore[valid-type]
