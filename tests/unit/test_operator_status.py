@@ -10,6 +10,7 @@ from kubernetes.aio import client
 
 from tandem_operator.api import Metadata, SpeculativeDeployment, Status
 from tandem_operator.apply import STATUS_TRIES, write_status
+from tandem_operator.store import Store
 from unit.world import spec
 
 SEEN = SpeculativeDeployment(
@@ -31,7 +32,7 @@ class Server:
         rest = {name: value for name, value in self._changes.items() if name != "metadata"}
         self.stored = self.stored.model_copy(update={"metadata": metadata.model_copy(update=update), **rest})
 
-    async def replace(self, *args: Any, **_: Any) -> None:
+    async def replace(self, *args: Any, **_: Any) -> Any:
         body = args[-1]
         if self._meddles > 0:
             self._meddles -= 1
@@ -39,6 +40,7 @@ class Server:
         if body["metadata"]["resourceVersion"] != self.stored.metadata.resource_version:
             raise client.ApiException(status=409, reason="Conflict")
         self.stored = self.stored.model_copy(update={"status": Status.model_validate(body["status"])})
+        return await self.get()
 
     async def get(self, *_: Any) -> Any:
         return self.stored.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -48,7 +50,7 @@ def written(monkeypatch: pytest.MonkeyPatch, server: Server) -> bool:
     api = client.CustomObjectsApi
     monkeypatch.setattr(api, "replace_namespaced_custom_object_status", lambda self, *a, **k: server.replace(*a, **k))
     monkeypatch.setattr(api, "get_namespaced_custom_object", lambda self, *a: server.get(*a))
-    return asyncio.run(write_status(client.ApiClient.__new__(client.ApiClient), SEEN, PLANNED))
+    return asyncio.run(write_status(client.ApiClient.__new__(client.ApiClient), Store(), SEEN, PLANNED))
 
 
 @pytest.mark.parametrize("meddles", [0, 1, STATUS_TRIES - 1])
