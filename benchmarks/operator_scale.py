@@ -165,7 +165,7 @@ class Bench:
     def _requests(self) -> int:
         """Of the operator, whose user agent tells it from this script; watches count once, when they end."""
         log = (self.lab.cluster.logs_dir / "audit.log").read_text()
-        return log.count('"userAgent":"OpenAPI-Generator') + log.count('"userAgent":"kopf')
+        return log.count(f'"userAgent":"{names.FIELD_MANAGER}"') + log.count('"userAgent":"kopf')
 
 
 def _ready(item: dict[str, Any]) -> bool:
@@ -235,7 +235,7 @@ def main() -> None:
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "versions": {
             "python": platform.python_version(),
-            "kubernetes": KUBERNETES_VERSION,
+            "api server": KUBERNETES_VERSION,
             **{name: version(name) for name in ("kopf", "kubernetes", "aiohttp", "pydantic")},
         },
         "interval_seconds": INTERVAL_SECONDS,

@@ -16,7 +16,7 @@ import aiohttp
 import kopf
 from kubernetes.aio import client, config
 
-from tandem_operator import handlers, web
+from tandem_operator import handlers, names, web
 from tandem_operator import plan as planning
 from tandem_operator.lease import Lease, LeaseLost
 from tandem_operator.lister import Lister
@@ -92,6 +92,7 @@ async def connection() -> AsyncIterator[client.ApiClient]:
     else:
         config.load_incluster_config(client_configuration=configuration)
     async with client.ApiClient(configuration) as api:
+        api.user_agent = names.FIELD_MANAGER  # who asked, in the API server's audit log
         yield api
 
 

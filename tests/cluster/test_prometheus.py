@@ -103,4 +103,5 @@ def assert_every_panel_has_data(prometheus: Prometheus, story: Story, began: flo
             elif not changes(found):
                 still.append(panel.title)
     assert silent == []
-    assert still in ([], ["Progress and CRD"])
+    # An operator in good health has nothing to change in the one; a quick canary may be scraped at one weight only.
+    assert set(still) <= {"Progress and CRD", "Canary weight"}

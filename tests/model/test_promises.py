@@ -9,7 +9,7 @@ from model.machine import Rollouts
 
 STEPS_OF_ONE = 100
 SETTINGS = settings(
-    max_examples=220,
+    max_examples=260,
     stateful_step_count=STEPS_OF_ONE,
     deadline=None,
     report_multiple_bugs=False,
