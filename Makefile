@@ -35,7 +35,7 @@ demo-down: venv ## stop what `make demo KEEP=1` left
 
 # Four at once on two cores: the cluster tests mostly wait for pods, the unit tests take what is left.
 test: venv kube tools lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
-	@$(RUN) pytest -n 4 $(PYTEST)
+	@$(RUN) pytest -n 4 --dist worksteal $(PYTEST)
 
 gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder); writes benchmarks/results/gpu-check.json
 	@TANDEM_GPU=1 PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" $(RUN) pytest -n 4 tests/gpu
