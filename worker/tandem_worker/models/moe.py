@@ -8,6 +8,7 @@ Shapes: x [N, R, H]; M = N R tokens, E experts, k of them per token.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
@@ -25,7 +26,7 @@ class Opener(Protocol):
         """Rows [1, M, H] -> [1, M, H]."""
 
 
-class Experts(nn.Module):
+class Experts(nn.Module, ABC):
     """The routed experts. Subclasses bring a router and what else the layer adds."""
 
     def __init__(self, experts: Iterable[nn.Module]) -> None:
@@ -33,9 +34,9 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(experts)
         self.opener: Opener | None = None  # None: they are in memory
 
+    @abstractmethod
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows [M, H] -> experts [M, k] and their weights [M, k]."""
-        raise NotImplementedError
 
     def routed(self, x: Tensor) -> Tensor:
         """[N, R, H] -> [N, R, H]."""
