@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from tandem_operator.api.base import GROUP, KIND, PLURAL, SHORT_NAME, VERSION, ApiModel
+from tandem_operator.api.base import GROUP, KIND, PLURAL, RULES, SHORT_NAME, VERSION
 from tandem_operator.api.spec import Spec
 from tandem_operator.api.status import Status
 
@@ -38,32 +38,20 @@ _KEPT = {
 _NAME: Json = {"type": "string", "maxLength": 40, "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
 # Of an object that no operator has seen. Without it kstatus takes a new object for one that is as it should be.
 NOT_OBSERVED: Json = {"observedGeneration": -1}
-_DROPPED = {"title", "$defs", "properties", "items", "additionalProperties"}
+_DROPPED = {"title", "$defs", "properties", "items", "additionalProperties", RULES}
 
 
 def structural(model: type[BaseModel]) -> Json:
     """The structural schema of a model. Raises ValueError for a construct that has no counterpart."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
-    return _translate(schema, schema.get("$defs", {}), _rules_by_name(model))
+    return _translate(schema, schema.get("$defs", {}))
 
 
-def _rules_by_name(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
-    """Every ApiModel by the title that pydantic gives it, so that rules find their object in the inlined schema."""
-    found: dict[str, tuple[Any, ...]] = {}
-    waiting: list[type[BaseModel]] = [ApiModel]
-    while waiting:
-        cls = waiting.pop()
-        waiting += cls.__subclasses__()
-        if cls.__module__ == model.__module__:
-            found[cls.__name__] = getattr(cls, "rules", ())
-    return found
-
-
-def _translate(node: Json, definitions: dict[str, Json], rules: dict[str, tuple[Any, ...]]) -> Json:
+def _translate(node: Json, definitions: dict[str, Json]) -> Json:
     if "$ref" in node:
         inner = definitions[node["$ref"].rsplit("/", 1)[1]]
         around = {key: value for key, value in node.items() if key != "$ref"}
-        return _translate({**inner, **around, "title": inner.get("title")}, definitions, rules)
+        return _translate({**inner, **around}, definitions)
     if node.get("x-kubernetes-int-or-string"):
         return {"x-kubernetes-int-or-string": True}
     if "anyOf" in node:
@@ -71,7 +59,7 @@ def _translate(node: Json, definitions: dict[str, Json], rules: dict[str, tuple[
         if len(variants) != 1:
             raise ValueError(f"no structural schema for a union: {node}")
         around = {key: value for key, value in node.items() if key not in ("anyOf", "title")}
-        return _translate({**variants[0], **around}, definitions, rules)
+        return _translate({**variants[0], **around}, definitions)
     if "const" in node:
         node = {**{key: value for key, value in node.items() if key != "const"}, "enum": [node["const"]]}
     unknown = set(node) - _KEPT - _DROPPED
@@ -81,15 +69,13 @@ def _translate(node: Json, definitions: dict[str, Json], rules: dict[str, tuple[
     if "default" in schema:
         schema["default"] = _without_nulls(schema["default"])
     if "properties" in node:
-        schema["properties"] = {
-            name: _translate(inner, definitions, rules) for name, inner in node["properties"].items()
-        }
-        if own := rules.get(node.get("title") or ""):
-            schema["x-kubernetes-validations"] = [{"rule": rule.rule, "message": rule.message} for rule in own]
+        schema["properties"] = {name: _translate(inner, definitions) for name, inner in node["properties"].items()}
+        if RULES in node:
+            schema[RULES] = [{"rule": own["rule"], "message": own["message"]} for own in node[RULES]]  # pydantic sorts
     if "items" in node:
-        schema["items"] = _translate(node["items"], definitions, rules)
+        schema["items"] = _translate(node["items"], definitions)
     if isinstance(node.get("additionalProperties"), dict):
-        schema["additionalProperties"] = _translate(node["additionalProperties"], definitions, rules)
+        schema["additionalProperties"] = _translate(node["additionalProperties"], definitions)
     return schema
 
 

@@ -8,7 +8,8 @@ the spec has moved on.
 from __future__ import annotations
 
 from tandem_operator.api.base import ApiModel
-from tandem_operator.api.spec import Engine, Pod, Resources, Source, Speculation
+from tandem_operator.api.pod import Pod
+from tandem_operator.api.spec import Engine, Resources, Source, Speculation
 from tandem_operator.api.status import Fingerprints
 
 START_UP_SECONDS, UNKNOWN_START_UP_SECONDS = 600, 3600  # to compile and capture graphs; without known sizes

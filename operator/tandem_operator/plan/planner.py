@@ -16,7 +16,7 @@ From any state, left by a crash, a hand or an edit in mid-rollout, repeated pass
 from __future__ import annotations
 
 from tandem_operator.api import Status
-from tandem_operator.api.spec import OnCollapse
+from tandem_operator.api.rollout import OnCollapse
 from tandem_operator.api.status import Outcome
 from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation
 from tandem_operator.plan.analysis.figures import acceptance

@@ -16,7 +16,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from tandem_operator.api import Status
-from tandem_operator.api.spec import OnCollapse
+from tandem_operator.api.rollout import OnCollapse
 from tandem_operator.api.status import Progress
 from tandem_operator.plan import guard, traffic
 from tandem_operator.plan.conditions import Seen

@@ -12,7 +12,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from tandem_operator.api import Status
-from tandem_operator.api.spec import Analysis, OnCollapse, OnInconclusive, Step
+from tandem_operator.api.rollout import Analysis, OnCollapse, OnInconclusive, Step
 from tandem_operator.api.status import Measurement, Outcome, Progress
 from tandem_operator.plan import guard
 from tandem_operator.plan.conditions import Seen

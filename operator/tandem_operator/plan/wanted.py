@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tandem_operator.api.pod import EnvVar
 from tandem_operator.api.recipe import Recipe
-from tandem_operator.api.spec import EnvVar, OnInvalid
+from tandem_operator.api.spec import OnInvalid
 from tandem_operator.plan.observed import Context, History
 from tandem_operator.plan.revisions import canonical, short_hash, without_speculation
 from tandem_operator.plan.revisions import recipe as make_recipe
