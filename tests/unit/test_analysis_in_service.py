@@ -104,6 +104,16 @@ def test_in_service_acceptance_that_falls_far_below_the_validated_figure_is_a_co
     assert world.condition("SpeculationActive")[:2] == ("False", "AcceptanceBelowBaseline")
 
 
+def test_workers_that_are_not_switched_off_yet_are_counted() -> None:
+    world = World(spec("a", replicas=2), validate=probed(0.7)).run(20)
+    world.lives["a"] = Life(rate=0.35)
+    while world.condition("SpeculationActive")[1] == "Speculating":
+        world.run(1)
+    status, reason, message = world.condition("SpeculationActive")
+    assert (status, reason) == ("True", "Switching")
+    assert "being switched off: 0 of 2 workers so far" in message
+
+
 def test_users_whose_prompts_are_harder_than_those_of_the_validation_see_no_rollback() -> None:
     world = World(spec("a"), validate=probed(0.9), lives={"a": Life(rate=0.45)}).run(60)
     assert world.speculating() == {True}

@@ -109,9 +109,11 @@ def speculation_active(context: Context, status: Status, checked: Checked) -> Se
     if entry and len(off) == len(reported):
         message = f"switched off, the target keeps serving: {entry.message}"
         return Seen("SpeculationActive", "False", entry.reason, message)
-    pod, worker = off[0] if off else reported[0]
+    late = [(pod, w) for pod, w in reported if bool(w.speculating) == bool(entry)]
+    pod, worker = late[0]
     why = (worker.status.speculation_reason if worker.status else "") or "switching"
-    what = f"{len(off)} of {len(reported)} workers do not speculate ({pod.name}: {why})"
+    done = f"{len(reported) - len(late)} of {count(len(reported), 'worker')}"
+    what = f"being switched {'off' if entry else 'on'}: {done} so far ({pod.name}: {why})"
     return Seen("SpeculationActive", "False" if off else "True", "Switching", what)
 
 

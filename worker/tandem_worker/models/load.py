@@ -14,14 +14,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tandem_worker.checkpoint import Checkpoint, CheckpointError, Drafter, Target, TensorInfo
-from tandem_worker.checkpoint.errors import error
+from tandem_worker.checkpoint import Checkpoint, Drafter, Target, TensorInfo
 from tandem_worker.checks import drafter_parameters, dropped_tensors, optional_parameters, shared_parameters
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.reader import read
-from tandem_worker.models.source import Source
+from tandem_worker.models.source import Source, shape_differs
 
 
 class LoadedDrafter(NamedTuple):
@@ -91,7 +90,7 @@ def _read(
     by_file = defaultdict(list)
     for name, info in infos.items():
         if tuple(wanted[name].shape) != info.shape:
-            raise _shape_differs(name, info, tuple(wanted[name].shape))
+            raise shape_differs(info, tuple(wanted[name].shape))
         by_file[info.file].append(name)
     tensors = {}
     for file, names in by_file.items():
@@ -100,17 +99,3 @@ def _read(
                 kind = dtype if wanted[name].is_floating_point() else wanted[name].dtype
                 tensors[name] = shard.get_tensor(infos[name].name).to(kind)
     return tensors
-
-
-def _shape_differs(name: str, info: TensorInfo, expected: tuple[int, ...]) -> CheckpointError:
-    message = f"{info.name} in {info.file.name} is {list(info.shape)}; {name} must be {list(expected)} by the config."
-    finding = error(
-        "TDM-SHAPE-DIFFERS",
-        message,
-        file=info.file,
-        where=info.name,
-        found=list(info.shape),
-        expected=list(expected),
-        action="Use the config.json that was published with these weights.",
-    )
-    return CheckpointError(finding)

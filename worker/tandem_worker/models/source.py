@@ -104,7 +104,7 @@ class Source:
         info = self._find(key)
         if info is not None:
             if info.shape != shape:
-                raise _shape_differs(info, shape)
+                raise shape_differs(info, shape)
             if info.dtype not in EIGHT_BITS:
                 return (info,)
             for name in SCALES:
@@ -140,7 +140,7 @@ class Source:
             return None
         for info, expected, dtype in found:
             if info.shape[1:] != expected or info.shape[0] <= expert or info.dtype != dtype:
-                raise _shape_differs(info, (expert + 1, *expected))
+                raise shape_differs(info, (expert + 1, *expected))
         return tuple(rows_of(info, expert, expert + 1) for info, _, _ in found)
 
 
@@ -165,7 +165,7 @@ def _not_read(info: TensorInfo, what: str) -> CheckpointError:
     return CheckpointError(finding)
 
 
-def _shape_differs(info: TensorInfo, expected: tuple[int, ...]) -> CheckpointError:
+def shape_differs(info: TensorInfo, expected: tuple[int, ...]) -> CheckpointError:
     finding = error(
         "TDM-SHAPE-DIFFERS",
         f"{info.name} in {info.file.name} is {list(info.shape)}; by the config it must be {list(expected)}.",
