@@ -189,6 +189,18 @@ class Place:
             assert time.monotonic() < deadline, f"{self.namespace}: workers are of {of}"
             await asyncio.sleep(0.1)
 
+    async def until_gone(self, limit_seconds: float = LIMIT_SECONDS) -> None:
+        """The garbage collector learns of a new kind within half a minute."""
+        deadline = time.monotonic() + limit_seconds
+        try:
+            while True:
+                await self.show()
+                assert time.monotonic() < deadline, f"{self.namespace}: {NAME} is still there"
+                await asyncio.sleep(0.1)
+        except aiohttp.ClientResponseError as error:
+            if error.status != 404:
+                raise
+
     async def gist(self) -> Manifest:
         """Children and status without times, uids, figures and what is new in every namespace or life."""
         children: dict[str, list[Any]] = {

@@ -15,14 +15,14 @@ from kubernetes.aio import client
 from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment, Status
 from tandem_operator.events import Events
-from tandem_operator.observe import Sight, read_resource
+from tandem_operator.observe import Sight, read_anew, read_resource
 from tandem_operator.plan import Plan
 from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Event
 from tandem_operator.queue import Key
 from tandem_operator.store import OBJECT, Store
 from tandem_operator.workers import Workers
-from tandem_operator.writer import Writer
+from tandem_operator.writer import Changed, Writer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,15 @@ async def apply(
     resource = sight.observed.resource
     wake, status = plan.wake_after_seconds, plan.status
     writer.seen(resource, frozenset(pod.uid for pod in sight.observed.pods))
-    problems = [problem for manifest in plan.apply if (problem := await writer.apply(manifest))]
+    problems = []
+    try:
+        for manifest in plan.apply:
+            if writer.would_adopt(manifest) and not await _still_there(api, store, resource):
+                return CONFLICT_AGAIN_SECONDS
+            if problem := await writer.apply(manifest):
+                problems.append(problem)
+    except Changed:
+        return CONFLICT_AGAIN_SECONDS
     told = plan.events
     if problems:
         status, refusal = _refused(resource, status, "; ".join(problems), now)
@@ -68,6 +76,15 @@ async def apply(
     if changed or _without_figures(status) != _without_figures(resource.status):
         return min(wake or AGAIN_SECONDS, AGAIN_SECONDS)  # what was written may call for more, and nobody else tells
     return wake
+
+
+async def _still_there(api: client.ApiClient, store: Store, resource: SpeculativeDeployment) -> bool:
+    """Asked before a child without an owner is taken over: it may have none because the object was just deleted with
+    `--cascade=orphan`, which the children's watch can tell first. Kubernetes' own controllers ask, too."""
+    key = Key(resource.metadata.namespace, resource.metadata.name)
+    await read_anew(api, store, key)
+    newer = read_resource(store, key)
+    return newer is not None and newer.metadata.uid == resource.metadata.uid and not newer.metadata.deletion_timestamp
 
 
 def _without_figures(status: Status) -> Status:
@@ -111,12 +128,7 @@ async def write_status(api: client.ApiClient, store: Store, resource: Speculativ
         except client.ApiException as error:
             if error.status not in (404, 409):
                 raise
-        try:  # the watch will tell, unless it has gone deaf
-            store.put(OBJECT, cast(dict[str, Any], await objects.get_namespaced_custom_object(*where)))
-        except client.ApiException as error:
-            if error.status != 404:
-                raise
-            store.drop(OBJECT, {"metadata": metadata.model_dump(mode="json", by_alias=True)})
+        await read_anew(api, store, key)
         newer = read_resource(store, key)
         if newer is None or _looked_at(newer) != _looked_at(resource):
             return False

@@ -167,3 +167,16 @@ async def got(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **
     if response.status != 200:
         raise client.ApiException(status=response.status, reason=response.reason, body=body.decode(errors="replace"))
     return kind.model_validate_json(body)
+
+
+async def page(api: client.ApiClient, path: str, query: dict[str, str]) -> RawList:
+    """A list, or a part of one, as it came. Raises ApiException."""
+
+    async def ask() -> Any:
+        request = await api.param_serialize(
+            "GET", path, query_params=[(k, v) for k, v in query.items() if v], auth_settings=["BearerToken"]
+        )
+        answer = await api.call_api(*request)
+        return answer.response
+
+    return await got(RawList, ask)

@@ -67,7 +67,9 @@ class Lister:
             listed: set[tuple[str, str]] = set()
             page, version = kube.RawList(), 0
             while page.metadata.next_page or not version:
-                page = await self._page(kind, namespace, page.metadata.next_page)
+                query = {"limit": str(PAGE), "continue": page.metadata.next_page}
+                labels = "" if kind is OBJECT else OURS
+                page = await kube.page(self._api, kind.path_of_all(namespace), {**query, "labelSelector": labels})
                 version = version or int(page.metadata.resource_version)
                 for body in page.items:
                     listed.add((body["metadata"]["namespace"], body["metadata"]["name"]))
@@ -75,16 +77,3 @@ class Lister:
                         news.add(owner)
             news |= self._store.without(kind, listed, version, filter(None, [namespace]))
         return news
-
-    async def _page(self, kind: Kind, namespace: str, after: str) -> kube.RawList:
-        query = [("limit", str(PAGE)), ("continue", after), ("labelSelector", "" if kind is OBJECT else OURS)]
-        path = kind.path + (f"/namespaces/{namespace}" if namespace else "") + f"/{kind.plural}"
-
-        async def ask() -> aiohttp.ClientResponse:
-            request = await self._api.param_serialize(
-                "GET", path, query_params=[(k, v) for k, v in query if v], auth_settings=["BearerToken"]
-            )
-            answer = await self._api.call_api(*request)
-            return answer.response
-
-        return await kube.got(kube.RawList, ask)

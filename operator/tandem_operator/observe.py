@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from kubernetes.aio import client
 from pydantic import ValidationError
 
 from tandem_operator import kube, names
-from tandem_operator.api import SpeculativeDeployment
+from tandem_operator.api import GROUP, PLURAL, VERSION, SpeculativeDeployment
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.route import GATEWAY, GATEWAY_VERSION, HttpRoute
 from tandem_operator.plan.observed import Deployment, History, Observed, Pod, ValidationJob
 from tandem_operator.plan.revisions import recipe as make_recipe
 from tandem_operator.queue import Key
-from tandem_operator.store import CHILDREN, Store
+from tandem_operator.store import CHILDREN, OBJECT, Store
 from tandem_operator.workers import Workers
 from tandem_worker.contract import ValidationReport, WorkerFailure
 
@@ -85,6 +85,19 @@ def read_resource(store: Store, key: Key) -> SpeculativeDeployment | None:
         return SpeculativeDeployment.model_validate_json(found)
     except ValidationError as error:
         raise InvalidObject(str(error)) from error
+
+
+async def read_anew(api: client.ApiClient, store: Store, key: Key) -> None:
+    """Ask the API server for the object itself: its watch may be late, or deaf."""
+    read = client.CustomObjectsApi(api).get_namespaced_custom_object
+    try:
+        found = await read(GROUP, VERSION, key.namespace, PLURAL, key.name)
+        store.put(OBJECT, cast(dict[str, Any], found))
+    except client.ApiException as error:
+        if error.status != 404:
+            raise
+        if known := store.meta(OBJECT.name, *key):
+            store.drop(OBJECT, {"metadata": known.model_dump(mode="json", by_alias=True)})
 
 
 async def _route(api: client.ApiClient, resource: SpeculativeDeployment) -> HttpRoute | None:

@@ -26,9 +26,10 @@ class Kind(NamedTuple):
     plural: str
     model: type[ApiModel] | None  # None: kept as it came
 
-    @property
-    def path(self) -> str:
-        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+    def path_of_all(self, namespace: str) -> str:
+        """Of one namespace, or, if that is empty, of all."""
+        group = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        return group + (f"/namespaces/{namespace}" if namespace else "") + f"/{self.plural}"
 
 
 OBJECT = Kind("SpeculativeDeployment", GROUP, VERSION, PLURAL, None)

@@ -3,6 +3,10 @@
 A manifest is applied when it is another than last time, or the child is not as that left it: what the store holds of it
 tells. Of some kinds nothing is watched, for the right to read every ConfigMap is more than
 an operator needs; they are applied again when pods come or go, which is when they matter, and every RENEW_SECONDS.
+
+Of those that are watched a write is held to the version that is known. Otherwise a child that was just orphaned, by
+`kubectl delete --cascade=orphan`, could be given back to the object that is gone, and be collected as garbage though it
+is to go on serving (kubernetes #42639).
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from tandem_operator.events import words
 from tandem_operator.plan.decision import Deletion
 from tandem_operator.plan.observed import Manifest
 from tandem_operator.queue import Key
-from tandem_operator.store import CHILDREN, Store
+from tandem_operator.store import CHILDREN, Kind, Store
 
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 RENEW_SECONDS = 120.0
 WATCHED = tuple(CHILDREN)
+TRIES = 8  # against a writer who is as quick as we are
 _OTHERS_NOTE = "deployment.kubernetes.io/"  # annotations of the Deployment controller
 
 
@@ -39,11 +44,15 @@ class _Applied(NamedTuple):
     until_seconds: float
 
 
+class Changed(Exception):
+    """A child is not as it was seen, and what that means must be planned anew."""
+
+
 class Writer:
     def __init__(self, api: client.ApiClient, store: Store) -> None:
         core, apps, batch = client.CoreV1Api(api), client.AppsV1Api(api), client.BatchV1Api(api)
         policy = client.PolicyV1Api(api)
-        self._store, self._core, self._apps = store, core, apps
+        self._api, self._store, self._core, self._apps = api, store, core, apps
         self._route = client.CustomObjectsApi(api).patch_namespaced_custom_object
         self._patch: dict[str, Callable[..., Awaitable[Any]]] = {
             "Service": core.patch_namespaced_service_without_preload_content,
@@ -77,8 +86,15 @@ class Writer:
         self._applied.pop(key, None)
         self._pods.pop(key, None)
 
+    def would_adopt(self, manifest: Manifest) -> bool:
+        """The child is there and belongs to nobody."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        known = self._store.meta(kind, metadata["namespace"], metadata["name"]) if kind in CHILDREN else None
+        return known is not None and not any(owner.controller for owner in known.owner_references)
+
     async def apply(self, manifest: Manifest) -> str:
-        """What the API server had against it, or an empty string. Raises for what is not about the manifest."""
+        """What the API server had against it, or an empty string. Raises Changed, and ApiException for what is not
+        about the manifest."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         name, namespace = metadata["name"], metadata["namespace"]
         if kind == "HTTPRoute":
@@ -128,13 +144,37 @@ class Writer:
             await self._route(*at, manifest, **how, _content_type=MERGE)
             return
         else:
-            answer = await self._patch[kind](name, namespace, manifest, **how, force=True, _content_type=APPLY)
+            answer = await self._held(kind, name, namespace, manifest)
         text = await answer.read()
         if answer.status >= 300:
             raise client.ApiException(status=answer.status, reason=answer.reason, body=text.decode(errors="replace"))
         stored = CHILDREN.get("Deployment" if kind == "Scale" else kind)
         if stored and (owner := self._store.put(stored, json.loads(text))):
             self._changed.add(owner)
+
+    async def _held(self, kind: str, name: str, namespace: str, manifest: Manifest) -> Any:
+        """Apply it, if the child is as it is known to be. Raises Changed."""
+        how: dict[str, Any] = {"field_manager": names.FIELD_MANAGER, "force": True, "_content_type": APPLY}
+        for _ in range(TRIES):
+            known = self._store.meta(kind, namespace, name) if kind in CHILDREN else None
+            version = {"resourceVersion": known.resource_version} if known else {}
+            held = {**manifest, "metadata": {**manifest["metadata"], **version}}
+            answer = await self._patch[kind](name, namespace, held, **how)
+            if known is None or answer.status != 409:
+                return answer
+            await self._read_anew(CHILDREN[kind], namespace, name)
+            if self.would_adopt(manifest):
+                break
+        raise Changed(f"{kind} {name}")
+
+    async def _read_anew(self, kind: Kind, namespace: str, name: str) -> None:
+        """A list of one, for which no other right is needed than the watch needs."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = await kube.page(self._api, kind.path_of_all(namespace), query)
+        for body in found.items:
+            self._store.put(kind, body)
+        if not found.items and (known := self._store.meta(kind.name, namespace, name)):
+            self._store.drop(kind, {"metadata": known.model_dump(mode="json", by_alias=True)})
 
     def _holds(self, kind: str, namespace: str, name: str, last: _Applied) -> bool:
         if kind in WATCHED:

@@ -6,15 +6,17 @@ known to go wrong with operators of this kind and which test holds against it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from crashtest.__main__ import crash_at_every_write
-from crashtest.lab import Lab, hollow_spec
+from crashtest.lab import NAME, Lab, Place, hollow_spec
 from crashtest.proxy import Fault, watches_of, writes_of
 from crashtest.scenarios import rollout
 from localcluster import Cluster
+from tandem_operator import names
 from tandem_operator.api import PLURAL
 
 pytestmark = pytest.mark.cluster
@@ -76,6 +78,34 @@ async def test_a_watch_that_is_deaf_delays_and_no_more(lab: Lab) -> None:
         await place.apply(hollow_spec("a", replicas=3))
         shown = await place.until("the edit was seen", lambda shown: shown.status.replicas == 3, limit_seconds=120)
         assert shown.status.observed_generation == 2
+
+
+async def test_workers_left_by_an_object_whose_deletion_is_told_late_are_not_given_back_to_it(lab: Lab) -> None:
+    """`--cascade=orphan` takes the owner off the children, whose watch tells at once; the object's tells nothing. Given
+    their dead owner again, they would be collected as garbage."""
+    async with lab.place() as place:
+        await place.apply(hollow_spec("a"))
+        await place.until_settled()
+        told = place.proxy.harm(Fault("deaf", watches_of(PLURAL), times=9))
+        place.operator.kill()
+        await place.until("it is back", lambda _: told.done)
+        before = await _uids(place)
+        dead = (await place.show()).metadata.uid
+        await place.lab.ask("DELETE", place.path(PLURAL, NAME) + "?propagationPolicy=Orphan")
+        await place.until_gone()
+        await asyncio.sleep(2)  # time to do harm in
+        place.proxy.faults.clear()
+        place.operator.kill()
+        await place.apply(hollow_spec("a"))
+        assert (await place.show()).metadata.uid != dead
+        await place.until_settled()
+        assert await _uids(place) == before
+
+
+async def _uids(place: Place) -> set[str]:
+    """Of workers and their Deployments."""
+    items = [item for kind in ("deployments", "pods") for item in await place.items(kind)]
+    return {item["metadata"]["uid"] for item in items if names.REVISION in item["metadata"]["labels"]}
 
 
 async def test_an_api_server_that_is_killed_in_mid_rollout_costs_time_and_nothing_else(lab_cluster: Cluster) -> None:
