@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tandem_operator.api import Metadata, SpeculativeDeployment
-from tandem_operator.plan import children
 from tandem_operator.plan.validation import key_of
+from tandem_operator.plan.validation_job import validation_job
 from unit.world import SETTINGS, World, spec
 
 CHOSEN = {"prompts": {"name": "our-texts"}, "continuationTokens": 32, "minAcceptLength": 2.25}
@@ -18,7 +18,7 @@ def resource(**validation: object) -> SpeculativeDeployment:
 
 
 def pod_of(found: SpeculativeDeployment) -> dict[str, Any]:
-    pod: dict[str, Any] = children.validation_job(found, SETTINGS, "key", 0)["spec"]["template"]["spec"]
+    pod: dict[str, Any] = validation_job(found, SETTINGS, "key", 0)["spec"]["template"]["spec"]
     return pod
 
 

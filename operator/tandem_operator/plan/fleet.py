@@ -14,6 +14,7 @@ from tandem_operator.api.recipe import Recipe
 from tandem_operator.plan import children, traffic
 from tandem_operator.plan.decision import Command, Deletion, Notes
 from tandem_operator.plan.observed import Context
+from tandem_operator.plan.pods import Start
 from tandem_operator.plan.quarantine import blocked, retry_of_workers
 from tandem_operator.plan.scale import Present, next_counts, shares
 
@@ -57,7 +58,7 @@ def note_children(
             if counts[revision] < desired[revision]:
                 notes.apply.append(children.fewer(resource, revision, counts[revision]))
             continue
-        start = children.Start(
+        start = Start(
             retry=retry_of_workers(context, status, revision),
             target_alone=blocked(context, status, revision) is not None,
         )

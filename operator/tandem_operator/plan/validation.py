@@ -16,10 +16,10 @@ from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.spec import Enforcement, EngineType, Source, Spec, ValidationMode
 from tandem_operator.api.status import CaptureIndexes, Finding, Fingerprints, Probe, Validation
-from tandem_operator.plan import children
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.observed import Context, Manifest, ValidationJob
 from tandem_operator.plan.revisions import short_hash
+from tandem_operator.plan.validation_job import probe_floor, validation_job
 from tandem_worker.contract import Finding as Reported
 from tandem_worker.contract import ProbeResult, Severity, ValidationReport, Verdict
 
@@ -50,7 +50,7 @@ def retry_of(resource: SpeculativeDeployment) -> str:
 def key_of(resource: SpeculativeDeployment) -> str:
     """Of everything that the validation Job looks at. The floor counts only where the probe is judged by it."""
     spec = resource.spec
-    probe = (spec.speculation.draft_length, children.probe_floor(spec), *_prompts(spec))
+    probe = (spec.speculation.draft_length, probe_floor(spec), *_prompts(spec))
     probed = probe if spec.validation.mode == ValidationMode.PROBE else ()
     engine = spec.engine.model_copy(update={"image": None})
     told = () if engine.type == EngineType.BUILTIN else (spec.speculation.draft_length, *spec.pod.env)
@@ -91,7 +91,7 @@ def check(context: Context) -> Checked:
         message = f"a worker found other files than were validated, so it did not start; {message}"
     if job and job.problem:
         message += f"; it waits: {job.problem}"
-    manifest = None if job else children.validation_job(resource, context.settings, key, attempt)
+    manifest = None if job else validation_job(resource, context.settings, key, attempt)
     reason = "Waiting" if job and job.problem else "CheckpointChanged" if changed else "Validating"
     turned_down = known is not None and not _may_run(spec.validation.enforcement, known)
     return Checked(False, Seen("Validated", "Unknown", reason, message), last, manifest, refused=turned_down)
