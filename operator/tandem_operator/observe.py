@@ -135,8 +135,7 @@ async def _read_pods(core: client.CoreV1Api, store: Store, key: Key) -> None:
 
 async def _config(core: client.CoreV1Api, resource: SpeculativeDeployment) -> tuple[tuple[str, str, str], ...]:
     """What the ConfigMap keys hold that the spec refers to. Only these are read, by name; none is watched."""
-    sources = (variable.value_from for variable in (*resource.spec.pod.env, *resource.spec.engine.env))
-    wanted = [source.config_map_key_ref for source in sources if source and source.config_map_key_ref]
+    wanted = resource.spec.config_references
     data: dict[str, dict[str, str]] = {}
     for name in {reference.name for reference in wanted}:
         read = core.read_namespaced_config_map_without_preload_content

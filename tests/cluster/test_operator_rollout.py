@@ -346,3 +346,15 @@ def test_thresholds_change_without_a_rollout(story: Story) -> None:
     assert "floor 8.5" in said.message
     assert story.show().status.stable_revision == revision
     assert len(story.items("deployments", "pair")) == 1
+
+
+def test_an_edited_config_map_is_seen_by_an_object_that_nothing_else_wakes(story: Story) -> None:
+    level = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "level"}}}
+    story.kubectl("create", "configmap", "settings", "--from-literal=level=low")
+    revision = installed(story, speculation={"enabled": False}, pod={"env": [level]})
+    story.kubectl("patch", "configmap", "settings", "--patch", '{"data": {"level": "high"}}')
+    limit_seconds = 90  # a resync comes after 96 s at the earliest
+    story.until("another revision serves", lambda s: s.status.stable_revision != revision, limit_seconds=limit_seconds)
+    (worker,) = story.ready_pods(revision=story.until_stable())
+    pod = story.api.request("GET", story.path("pods", worker.name))
+    assert {"name": "LEVEL", "value": "high"} in pod["spec"]["containers"][0]["env"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,30 @@ def test_an_edit_of_a_config_map_that_makes_workers_bad_is_taken_back_with_its_c
     world.lives["a"] = Life()
     world.run(8)
     assert environment(world) == [{"name": "LEVEL", "value": "low"}]
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "variables of the pods": {"pod": {"env": [variable("LEVEL", "level")]}},
+    "variables of the engine": {"engine": {"env": [variable("LEVEL", "level")]}},
+    "a route": {"traffic": {"httpRoute": {"name": "front"}}},
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+@pytest.mark.parametrize("drafts", [True, False])
+def test_what_an_object_names_and_nobody_watches_is_looked_at_every_half_a_minute(what: str, drafts: bool) -> None:
+    """However seldom the pair is judged, or if it never is."""
+    rollout = {"analysis": {"intervalSeconds": 3600}, "steps": []}
+    world = World(spec("a", speculation={"enabled": drafts}, rollout=rollout, **NAMED[what]))
+    world.config["settings", "level"] = "low"
+    world.run(6)
+    assert world.status.stable_revision
+    assert world.plan().wake_after_seconds == 30
+
+
+def test_an_object_that_names_nothing_of_the_kind_is_left_in_peace() -> None:
+    world = World(spec("a", speculation={"enabled": False})).run(6)
+    assert world.plan().wake_after_seconds is None
 
 
 def test_keys_that_are_not_referred_to_change_nothing() -> None:

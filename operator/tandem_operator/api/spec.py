@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tandem_operator.api.base import ApiModel, Name, Quantity, Rule, ShortText
-from tandem_operator.api.pod import EnvVar, Pod
+from tandem_operator.api.pod import EnvVar, KeyReference, Pod
 from tandem_operator.api.rollout import Guard, Rollout, Traffic
 
 Path = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -269,3 +269,9 @@ class Spec(ApiModel):
     @property
     def speculates(self) -> bool:
         return self.drafter is not None and self.speculation.enabled
+
+    @property
+    def config_references(self) -> list[KeyReference]:
+        """Keys of ConfigMaps whose content is part of what runs."""
+        sources = (variable.value_from for variable in (*self.pod.env, *self.engine.env))
+        return [source.config_map_key_ref for source in sources if source and source.config_map_key_ref]

@@ -28,6 +28,9 @@ from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_worker
 from tandem_operator.plan.wanted import wanted as what_is_wanted
 
 CONFIG_AGAIN_SECONDS = 10.0
+READ_BY_NAME_SECONDS = 30.0
+"""ConfigMaps and routes that an object names are read in each pass and not watched: the right to watch a ConfigMap
+whose name is not known beforehand is the right to read all of them. So this is how long an edit may go unseen."""
 
 
 def plan(context: Context) -> Plan:
@@ -44,6 +47,9 @@ def plan(context: Context) -> Plan:
         notes.apply.append(checked.job)
     if checked.wake_after_seconds is not None:
         notes.wakes.append(checked.wake_after_seconds)
+    spec = context.observed.resource.spec
+    if spec.config_references or spec.traffic.http_route:
+        notes.wakes.append(READ_BY_NAME_SECONDS)
     asked = what_is_wanted(context, checked)
     wanted, recipe = asked.revision, asked.recipe
     status = status.model_copy(update={"collision_count": asked.collisions})
