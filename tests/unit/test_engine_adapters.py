@@ -21,8 +21,10 @@ def spec_of(engine: str, version: str, **more: Any) -> Spec:
     return spec(engine={"type": engine, "version": version, **more}, speculation={"draftLength": 3})
 
 
-def started(engine: str, version: str, alone: bool = False, **more: Any) -> list[str]:
+def started(engine: str, version: str, alone: bool = False, grace_seconds: int = 60, **more: Any) -> list[str]:
     wanted = spec_of(engine, version, **more)
+    pod = wanted.pod.model_copy(update={"termination_grace_period_seconds": grace_seconds})
+    wanted = wanted.model_copy(update={"pod": pod})
     launch = Launch(recipe(wanted, "pair", None), "r1", "/models/target", "" if alone else "/models/drafter")
     return adapter(engine, version).arguments(launch)
 
@@ -55,6 +57,18 @@ def test_vllm_gets_one_json_of_its_speculation() -> None:
     assert config == {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens": 3}
     assert arguments[0] == "/models/target"
     assert last(arguments, "--max-model-len") == "8192"
+
+
+def test_vllm_is_told_to_let_requests_end_within_the_grace_period() -> None:
+    assert last(started("vllm", "0.33.0", grace_seconds=600), "--shutdown-timeout") == "593"
+    assert last(started("vllm", "0.26.0", grace_seconds=10), "--shutdown-timeout") == "3", "0 would abort them"
+    own = started("vllm", "0.33.0", args=["--shutdown-timeout=5"])
+    assert last(own, "--shutdown-timeout") == "5", "the user's own"
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.33.1rc1"])
+def test_a_vllm_that_may_not_know_the_option_is_not_given_it(version: str) -> None:
+    assert not any("--shutdown-timeout" in argument for argument in started("vllm", version))
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,15 @@ def test_a_worker_that_goes_lets_its_streams_end() -> None:
     assert "--drain-seconds=595" in container(world)["args"]
     pod = child(world, "Deployment")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 600
+    assert "lifecycle" not in container(world), "the worker itself waits until nobody sends requests any more"
+
+
+@pytest.mark.parametrize(("engine", "version"), [("sglang", "0.5.23"), ("vllm", "0.33.0")])
+def test_another_engine_is_told_to_end_once_its_address_is_withdrawn(engine: str, version: str) -> None:
+    world = World(spec("a", engine={"type": engine, "version": version})).run(6)
+    assert container(world)["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    pod = child(world, "Deployment")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 60, "of which these seconds are a part"
 
 
 # --- drains of nodes -------------------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ UNPRIVILEGED = 65532
 ENVIRONMENT = {"HOME": "/tmp", "USER": "tandem", "HF_HUB_OFFLINE": "1"}
 """Of such an engine: a user without an entry in /etc/passwd has no home to keep caches in, and nothing is fetched."""
 
+WITHDRAWN_SECONDS = 5
+"""Between a pod's deletion and SIGTERM to such an engine. Its address is withdrawn meanwhile: what comes later is
+refused (vLLM), or meets a server that may end at any moment (SGLang). Part of the grace period."""
+
 
 class Launch(NamedTuple):
     recipe: Recipe

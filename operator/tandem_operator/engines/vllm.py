@@ -1,6 +1,6 @@
 """vLLM: its command line, its probes, and what its metrics mean. Pure.
 
-Read in its wheels: `config/speculative.py`, `v1/spec_decode/metrics.py`, `entrypoints/`.
+Read in its wheels: `config/speculative.py`, `v1/spec_decode/metrics.py`, `entrypoints/`, `v1/engine/core.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_operator.api.status import Counts
-from tandem_operator.engines.adapter import Launch, Paths
-from tandem_operator.engines.formulas import counters_of
+from tandem_operator.engines.adapter import WITHDRAWN_SECONDS, Launch, Paths
+from tandem_operator.engines.formulas import counters_of, parse_version
 from tandem_operator.engines.reading import Metrics, samples, whole
 from tandem_worker.contract import WORKER_PORT
 
 CONFIG = ("--speculative-config", "-sc")
 SHORTCUTS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
+DRAINS_SINCE = (0, 26, 0)  # of the versions read; the option came with 0.18 (vllm #34730)
+LAST_WORDS_SECONDS = 2  # between the end of the last request and the kubelet's patience
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,18 @@ class Vllm:
         return f"vllm/vllm-openai:v{self.version.partition('+')[0]}"
 
     def arguments(self, launch: Launch) -> list[str]:
-        """The user's own keys of --speculative-config are kept, as the validation sees them, but for the drafter."""
+        """The user's own keys of --speculative-config are kept, as the validation sees them, but for the drafter.
+
+        Unless it is told how long to wait, vLLM aborts at SIGTERM all that runs.
+        """
         recipe = launch.recipe
         others, asked = _split(recipe.engine.args)
         limits = [f"--max-model-len={recipe.engine.context_length}"] if recipe.engine.context_length else []
         if recipe.engine.gpu_memory_fraction is not None:
             limits.append(f"--gpu-memory-utilization={recipe.engine.gpu_memory_fraction:g}")
+        if (version := parse_version(self.version)) and version >= DRAINS_SINCE:
+            grace_seconds = recipe.pod.termination_grace_period_seconds
+            limits.append(f"--shutdown-timeout={grace_seconds - WITHDRAWN_SECONDS - LAST_WORDS_SECONDS}")
         own = [f"--served-model-name={recipe.model_name}", "--host=$(POD_IP)", f"--port={WORKER_PORT}"]
         if not launch.drafter_folder:
             return [launch.target_folder, *limits, *others, *own]

@@ -20,6 +20,7 @@ from tandem_operator.engines.adapter import (
     TARGET_MOUNT,
     TERMINATION_LOG,
     UNPRIVILEGED,
+    WITHDRAWN_SECONDS,
     probes,
 )
 from tandem_operator.plan.observed import Manifest, Settings
@@ -80,9 +81,11 @@ def _host_engine(
     pod: Manifest, adapter: Adapter, settings: Settings, launch: Launch, sources: dict[str, Source]
 ) -> None:
     """What another engine needs: a user that is not root, a home, shared memory for its processes (production-stack
-    #276), and somebody who looks whether the files are those that were validated."""
+    #276), time until nobody sends requests any more, and somebody who looks whether the files are those that were
+    validated."""
     container = pod["containers"][0]
     container["command"] = adapter.command
+    container["lifecycle"] = {"preStop": {"sleep": {"seconds": WITHDRAWN_SECONDS}}}  # no shell is needed in the image
     given = {variable["name"] for variable in container["env"]}
     container["env"] += [{"name": n, "value": v} for n, v in ENVIRONMENT.items() if n not in given]
     container["securityContext"] |= {"runAsUser": UNPRIVILEGED, "runAsGroup": UNPRIVILEGED}
