@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tandem_worker.contract import SelfTestOutcome
 from tandem_worker.engine import runner
-from tandem_worker.engine.engine import Engine
+from tandem_worker.engine.choosing import Choice, Row
+from tandem_worker.engine.engine import BROKEN_IN_A_ROW, Engine
 from tandem_worker.engine.pages import PAGE, Pages
 from tandem_worker.engine.plain_probe import BURST
 from tandem_worker.engine.record import Phase
@@ -22,6 +23,8 @@ from tandem_worker.engine.runner import EngineBroken, Runner
 from tandem_worker.engine.self_test import observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.engine.tiles import TILE, Run, lay_out
+from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.llama import Llama
 from unit.pairs import drafter_files, target_files
 from unit.serving import accepted, finish_all, generate, load_pair, make_engine, phases, prompts, submit, tiny_pair
 
@@ -67,11 +70,11 @@ def test_logits_of_a_row_are_the_same_bits_in_every_batch(some: Prompts, monkeyp
     def logits_seen(speculate: bool, max_batch: int, prefill_chunk: int) -> dict[tuple[int, int], Tensor]:
         seen: dict[tuple[int, int], Tensor] = {}
 
-        def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-            for row, sampling, position in zip(logits, samplings, positions, strict=True):
-                seen[sampling.seed, position] = row.clone()  # of a rejected draft, replaced when the row runs again
-            chosen: list[int] = logits.argmax(-1).tolist()
-            return chosen
+        def choose(logits: Tensor, rows: Sequence[Row]) -> list[Choice]:
+            for one, row in zip(logits, rows, strict=True):
+                # of a rejected draft, replaced when the row runs again
+                seen[row.sampling.seed, row.position] = one.clone()
+            return [Choice(token) for token in logits.argmax(-1).tolist()]
 
         monkeypatch.setattr(runner, "choose", choose)
         engine = make_engine(speculate, max_batch=max_batch, prefill_chunk=prefill_chunk)
@@ -89,13 +92,24 @@ def test_logits_of_a_row_are_the_same_bits_in_every_batch(some: Prompts, monkeyp
 
 def test_seeded_samples_are_the_same_with_speculation_and_without(some: Prompts) -> None:
     def sampled(engine: Engine) -> Prompts:
-        texts = [submit(engine, prompt, Sampling(30, 0.8, 0.9, seed=7)) for prompt in some]
+        one = Sampling(30, 0.8, 0.9, seed=7, top_k=40, frequency_penalty=0.1, repetition_penalty=1.05)
+        texts = [submit(engine, prompt, one) for prompt in some]
         finish_all(engine)
         return [text.tokens for text in texts]
 
     engine = make_engine(max_batch=8)
     assert sampled(engine) == sampled(make_engine(speculate=False, max_batch=3))
     assert sum(accepted(engine)) > 0
+
+
+def test_request_that_takes_no_drafts_has_the_same_text_and_none_is_verified_for_it(
+    some: Prompts, plain: Prompts
+) -> None:
+    engine = make_engine(max_batch=3)
+    texts = [submit(engine, prompt, Sampling(NEW_TOKENS, speculate=i != 1)) for i, prompt in enumerate(some[:3])]
+    finish_all(engine)
+    assert [text.tokens for text in texts] == plain[:3]
+    assert [text.request.drafts > 0 for text in texts] == [True, False, True]
 
 
 def test_switching_under_load_loses_and_doubles_nothing(some: Prompts, plain: Prompts) -> None:
@@ -169,12 +183,49 @@ def test_text_may_fill_the_context_to_the_last_token() -> None:
     assert text.tokens == generate(make_engine(speculate=False), [prompts()[0][:60]], 192 - 60)[0]
 
 
-def test_nan_in_a_weight_is_found_at_once(tmp_path: Path) -> None:
+POISON = 60
+"""A token whose embedding is not a number."""
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Llama, Eagle3]:
+    target, drafter = target_files(), drafter_files()
+    target.tensors["model.embed_tokens.weight"][POISON] = float("nan")
+    folder = tmp_path_factory.mktemp("poisoned")
+    return load_pair(target.write(folder / "target"), drafter.write(folder / "drafter"))
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_request_that_meets_a_nan_fails_alone(poisoned: tuple[Llama, Eagle3], speculate: bool) -> None:
+    """Its neighbours and whoever gets its pages next go on as if it had never been there."""
+    healthy = [[3, 1, 4], [2, 7, 1, 8]]
+    expected = generate(make_engine(speculate, pair=poisoned), healthy, 20)
+    engine = make_engine(speculate, pair=poisoned, max_batch=3, kv_cache_tokens=3 * PAGE)
+    for last in range(3):  # so that another one gets its page
+        some = [*healthy[:last], [5, POISON] * 20, *healthy[last:]]
+        texts = [submit(engine, prompt, Sampling(20)) for prompt in some]
+        finish_all(engine)
+        failed = texts.pop(last)
+        assert failed.finish is Finish.FAILED
+        assert "not finite" in failed.request.error
+        assert [text.tokens for text in texts] == expected
+    assert engine.pages.free == engine.pages.count - 1
+
+
+def test_nothing_but_nan_is_a_broken_engine(poisoned: tuple[Llama, Eagle3]) -> None:
+    engine = make_engine(pair=poisoned)
+    texts = [submit(engine, [5, POISON], Sampling(4)) for _ in range(BROKEN_IN_A_ROW)]
+    with pytest.raises(EngineBroken, match="not finite"):
+        finish_all(engine)
+    assert {text.finish for text in texts} == {Finish.FAILED}
+
+
+def test_nan_in_a_weight_is_found_by_the_self_test(tmp_path: Path) -> None:
     target, drafter = target_files(), drafter_files()
     target.tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")
     pair = load_pair(target.write(tmp_path / "target"), drafter.write(tmp_path / "drafter"))
     with pytest.raises(EngineBroken, match="not finite"):
-        generate(make_engine(pair=pair), [[1, 2, 3]], 4)
+        self_test(make_engine(pair=pair), [[1, 2, 3]])
 
 
 def test_self_test_sees_life_in_the_tiny_pair_and_what_enters_fc(some: Prompts) -> None:

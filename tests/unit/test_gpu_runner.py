@@ -6,6 +6,7 @@ the interpreter does not prove.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,16 +16,20 @@ import torch
 
 from tandem_worker.checkpoint.description import RopeScaling
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.request import Sampling
+from tandem_worker.engine.record import Phase
+from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.rounds import buckets, context_buckets
 from tandem_worker.engine.self_test import observe
 from tandem_worker.kernels.attention import Span, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.random_pair import llama_8b, random_pair
-from unit.serving import CPU, Told, accepted, finish_all, generate, submit
+from unit.serving import CPU, Told, accepted, finish_all, generate, phases, submit
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of padding, which nobody stores
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning",  # of padding, which nobody stores
+    "ignore:All-NaN:RuntimeWarning",
+)
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]]
 NEW_TOKENS = 5
@@ -72,6 +77,41 @@ def test_text_and_drafts_are_those_of_the_cpu_runner(plain: list[list[int]], nor
     assert generate(made, PROMPTS, NEW_TOKENS) == generate(expected, PROMPTS, NEW_TOKENS) == plain
     assert accepted(made)[: len(accepted(expected))] == accepted(expected)
     assert made.pages.free == made.pages.count - 1
+
+
+DRAWN = [
+    [Sampling(5, 1.5, 0.9, seed=5, repetition_penalty=1.4, frequency_penalty=0.4), Sampling(5)],
+    [Sampling(5, 0.7, seed=-3, top_k=9, min_p=0.01, logit_bias=((4, 3.0), (9, -50.0))), Sampling(5, speculate=False)],
+]
+
+
+@pytest.mark.parametrize("samplings", DRAWN, ids=["with a greedy neighbour", "with one that takes no drafts"])
+def test_rounds_draw_what_the_cpu_draws_with_speculation_and_without(samplings: list[Sampling]) -> None:
+    texts, steps = [], []
+    for kernels, speculate in ((False, False), (True, False), (True, True)):
+        made = engine(kernels, speculate)
+        sent = [submit(made, prompt, one) for prompt, one in zip(PROMPTS, samplings, strict=True)]
+        finish_all(made)
+        texts.append([text.tokens for text in sent])
+        steps.append(phases(made))
+        wanted = sum(one.speculate for one in samplings)
+        assert sum(text.request.drafts > 0 for text in sent) == (wanted if speculate else 0)
+    assert texts[0] == texts[1] == texts[2]
+    assert len(set(texts[0][0])) > 2
+    assert Phase.VERIFY in steps[2]
+
+
+def test_request_that_meets_a_nan_in_a_round_fails_alone(plain: list[list[int]]) -> None:
+    """It is made to say a token whose embedding is not a number. Whoever gets its page next is not harmed."""
+    llama, eagle3 = deepcopy(pair())
+    poison = 29
+    llama.model.embed_tokens.weight[poison] = float("nan")
+    made = Engine(llama, eagle3, EngineOptions(2, 2, 512, kernels=True), Told())
+    failed = submit(made, PROMPTS[0] * 3, Sampling(9, logit_bias=((poison, 100.0),)))
+    beside = submit(made, PROMPTS[1], Sampling(NEW_TOKENS))
+    finish_all(made)
+    assert (failed.finish, failed.tokens, beside.tokens) == (Finish.FAILED, [poison], plain[1])
+    assert generate(made, PROMPTS[:1], 3) == [plain[0][:3]]
 
 
 FLAGS: list[dict[str, bool]] = [

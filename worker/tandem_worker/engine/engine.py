@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem_worker.engine.pages import PAGE, Pages, pages_for
+from tandem_worker.engine.choosing import BROKEN, Choice
+from tandem_worker.engine.pages import PAGE, SCRATCH, Pages, pages_for
 from tandem_worker.engine.plain_probe import PlainProbe
 from tandem_worker.engine.record import NoRecord, Phase, Recorder
 from tandem_worker.engine.request import Finish, Request
@@ -51,6 +52,11 @@ class EngineOptions:
 
 DEFAULT_CONTEXT = 2048
 
+BROKEN_IN_A_ROW = 3
+"""Requests without one good token between them that end with broken logits: then it is the engine that is broken."""
+
+NOT_FINITE = "the target's logits are not finite numbers (NaN or infinite)"
+
 
 class Engine:
     def __init__(
@@ -64,6 +70,7 @@ class Engine:
         self.speculating = self.wanted = self.can_speculate  # in this round; by order
         self.probe = PlainProbe(options.baseline_probe if eagle3 else 0.0)
         self.recorder: Recorder = recorder or NoRecord()
+        self._broken_in_a_row, self._dirty = 0, list[int]()  # the latter: pages
         self.eos_token_ids = frozenset(llama.target.eos_token_ids)
         self.pages = Pages(capacity)
         ahead = options.draft_length if eagle3 else 0
@@ -118,9 +125,10 @@ class Engine:
                 request.rewind(request.drafted)
 
     def step(self) -> None:
-        """Raises EngineBroken when the model's output is not a number."""
+        """Raises EngineBroken when nothing but broken logits comes out of the model."""
         if self.wanted:
             self._turn(self.probe.speculates(self.scheduler))
+        self._wipe()
         if self.rounds and self._may_start_round(self.rounds):
             self._start_round(self.rounds)
         elif self.rounds and self.rounds.in_flight:
@@ -140,15 +148,16 @@ class Engine:
             self._draft(works, verified, drafting)
 
     def _may_start_round(self, rounds: Rounds) -> bool:
-        """Greedy decoding only, nobody to admit, drafts for everybody, and room for what the round may write."""
+        """Nobody to admit, no probabilities to tell, drafts for everybody who wants them, and room for what the round
+        may write."""
         running, drafts = self.scheduler.running, self.draft_length if self.speculating else 0
         return (
             bool(running)
             and not self.scheduler.may_admit()
             and rounds.takes(running, drafts)
             and all(request.computed == len(request.tokens) - 1 for request in running)
-            and all(request.sampling.temperature == 0 for request in running)
-            and all(len(request.proposals) == drafts for request in running)
+            and all(request.sampling.logprobs is None for request in running)
+            and all(len(request.proposals) == drafts or not request.sampling.speculate for request in running)
             and self.scheduler.reserve_ahead(rounds.in_flight * (drafts + 1) + 2 * drafts)
         )
 
@@ -168,16 +177,16 @@ class Engine:
                 continue
             accepted, *rest = result
             tokens = rest[: accepted + 1]
-            if min(tokens) < 0:
-                raise EngineBroken("the target's logits are not finite numbers (NaN or infinite)")
+            if min(tokens) == BROKEN:
+                self._fail(request)
+                continue
             request.computed += accepted + 1
-            request.proposals = rest[played.drafts + 1 :]
             if played.drafts:
                 request.drafted = request.computed
-                request.drafts += 1
-                request.accepted0 += accepted > 0
-                self.recorder.drafted(request.origin, played.drafts, accepted)
-            self._append(request, tokens)
+                if request.sampling.speculate:
+                    request.proposals = rest[played.drafts + 1 :]
+                    self._count_draft(request, played.drafts, accepted)
+            self._append(request, [Choice(token) for token in tokens])
         if batch:
             self.recorder.stepped(Phase.VERIFY if played.drafts else Phase.PLAIN, batch, played.seconds)
             if played.drafts:  # one graph: its time is not divided
@@ -200,11 +209,12 @@ class Engine:
             request.computed, request.proposals = work.end, []
             if not chosen:
                 continue
-            accepted = confirmed(work.proposals, chosen)
+            accepted = confirmed(work.proposals, [choice.token for choice in chosen])
+            if chosen[accepted].token == BROKEN:
+                self._fail(request)
+                continue
             if work.proposals:
-                request.drafts += 1
-                request.accepted0 += accepted > 0
-                self.recorder.drafted(request.origin, len(work.proposals), accepted)
+                self._count_draft(request, len(work.proposals), accepted)
             request.computed += accepted
             self._append(request, chosen[: accepted + 1])
         return [
@@ -212,24 +222,52 @@ class Engine:
             for work, chosen in zip(works, verified.chosen, strict=True)
         ]
 
-    def _append(self, request: Request, tokens: list[int]) -> None:
+    def _count_draft(self, request: Request, length: int, accepted: int) -> None:
+        request.drafts += 1
+        request.accepted0 += accepted > 0
+        self.recorder.drafted(request.origin, length, accepted)
+
+    def _append(self, request: Request, choices: Sequence[Choice]) -> None:
         """Cuts at an end token or at the length that was asked for."""
         room = min(request.sampling.max_tokens - request.generated, self.context_limit - len(request.tokens))
-        ends = [i + 1 for i, token in enumerate(tokens) if token in self.eos_token_ids]
+        ends = [i + 1 for i, choice in enumerate(choices) if choice.token in self.eos_token_ids]
         count = min([room, *ends])
         finish = None
-        if count <= len(tokens):
+        if count <= len(choices):
             finish = Finish.STOP if count in ends else Finish.LENGTH
-        request.tokens += tokens[:count]
-        self.recorder.generated(request.origin, len(tokens[:count]))
+        tokens = [choice.token for choice in choices[:count]]
+        request.tokens += tokens
+        request.logprobs += [choice.logprob for choice in choices[:count] if choice.logprob]
+        self._broken_in_a_row = 0
+        self.recorder.generated(request.origin, len(tokens))
         if finish:
-            self._end(request, finish, tokens[:count])
+            self._end(request, finish, tokens)
         else:
             request.listener(tokens, None)
 
+    def _fail(self, request: Request) -> None:
+        """Its logits are not finite. That may be its own doing: a prompt can reach a damaged weight that no other does.
+
+        Raises EngineBroken when this happens to one request after the other.
+        """
+        self._dirty += [SCRATCH, *request.pages]
+        request.error = NOT_FINITE
+        self._end(request, Finish.FAILED)
+        self._broken_in_a_row += 1
+        if self._broken_in_a_row == BROKEN_IN_A_ROW:
+            raise EngineBroken(NOT_FINITE)
+
+    def _wipe(self) -> None:
+        """What is not a number stays so when it is masked, so the next owners of these pages must not find it. The
+        scratch page is everybody's."""
+        if self._dirty:
+            self.runner.wipe(self._dirty)
+            self._dirty = []
+
     def _worth_drafting(self, request: Request) -> bool:
         """A draft must fit the context whole; the last tokens before the limit come without."""
-        return request.finish is None and len(request.tokens) + self.draft_length <= self.context_limit
+        fits = len(request.tokens) + self.draft_length <= self.context_limit
+        return fits and request.finish is None and request.sampling.speculate
 
     def _draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool]) -> None:
         if not self.speculating:

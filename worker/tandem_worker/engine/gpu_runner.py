@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tandem_worker.engine.choosing import Choice, by_work, choose, rows_of
 from tandem_worker.engine.forward import DrafterForward, Space, TargetForward
 from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.packed import pack_drafter, pack_target
 from tandem_worker.engine.pages import PAGE, padded, pages_for
 from tandem_worker.engine.rounds import Rounds, buckets
-from tandem_worker.engine.runner import EngineBroken, Verified
-from tandem_worker.engine.sampling import draw
+from tandem_worker.engine.runner import Verified
 from tandem_worker.engine.scheduler import Work
 from tandem_worker.kernels.attention import Partials, Placing, Tiling, tile_tokens, tilings_of_all_forms
 from tandem_worker.kernels.choice import take
@@ -115,7 +115,6 @@ class GpuRunner:
 
     @torch.inference_mode()
     def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:
-        """Raises EngineBroken when the logits are not finite."""
         tokens: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
@@ -144,12 +143,12 @@ class GpuRunner:
                 counts.append(min(tokens, end - first))
         return Tiling(self._ints(firsts), self._ints(counts), len(firsts), tokens, context)
 
-    def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[int]]:
-        counts = [len(work.proposals) + 1 if work.decides else 0 for work in works]
+    def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[Choice]]:
         rows = [
             first + work.end - 1 - work.start + i
-            for work, first, count in zip(works, firsts, counts, strict=True)
-            for i in range(count)
+            for work, first in zip(works, firsts, strict=True)
+            if work.decides
+            for i in range(len(work.proposals) + 1)
         ]
         if not rows:
             return [[] for _ in works]
@@ -158,13 +157,7 @@ class GpuRunner:
         self.target.choose(self._decided, n)
         best = torch.zeros(n, dtype=torch.int32, device=self.device)
         take(block.best, n, best)
-        greedy = best.tolist()
-        if min(greedy) < 0:
-            raise EngineBroken("the target's logits are not finite numbers (NaN or infinite)")
-        samplings = [work.request.sampling for work, count in zip(works, counts, strict=True) for _ in range(count)]
-        places = [work.end + i for work, count in zip(works, counts, strict=True) for i in range(count)]
-        tokens = iter(draw(block.logits[:n].float(), samplings, places, greedy))
-        return [[next(tokens) for _ in range(count)] for count in counts]
+        return by_work(works, choose(block.logits[:n].float(), rows_of(works), best))
 
     @torch.inference_mode()
     def draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool], length: int) -> None:
@@ -206,6 +199,13 @@ class GpuRunner:
         take(drafter.block.best, batch, drafts[:, length], ids=drafter.drafter.ids)
         proposals: list[list[int]] = drafts[:, 1:].tolist()
         return proposals
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """Zeros in the pages of all caches, once the rounds that run have ended."""
+        index = self._ints(pages).long()
+        for block in (self.target.block, *([self.drafter.block] if self.drafter else [])):
+            for kept in block.cache:
+                kept.index_fill_(1, index, 0)
 
     @contextmanager
     def observed(self) -> Iterator[Observed]:

@@ -1,4 +1,4 @@
-"""Greedy decoding without the host in the way: a round is one graph, and the host is one round behind.
+"""Decoding without the host in the way: a round is one graph, and the host is one round behind.
 
 A round is everything between two verifications: the target over K + 1 rows of each request, accept, the drafter's rows,
 K drafts. Its state (tokens, lengths, drafts) stays on the device and is moved on there, so the next round can be
@@ -9,10 +9,11 @@ without drafts.
 Who takes part changes only while no round runs; then the state is written anew from the requests. A request that ends
 keeps its row, pointed at the scratch page, until the batch shrinks to a smaller bucket or somebody is admitted.
 
-Graphs exist per (batch bucket, speculating or not, context bucket): attention's grid is as long as the longest context
-that a graph is ready for, which costs nothing for one request and 0.2 ms for 32. When one can not be captured, no more
-are tried, and rounds without a graph are launched kernel by kernel: the same kernels, so the same text, more slowly.
-`no_graphs` says why, for the log, the worker's status and its metrics.
+Graphs exist per (batch bucket, speculating or not, context bucket, greedy or with drawing): attention's grid is as long
+as the longest context that a graph is ready for, which costs nothing for one request and 0.2 ms for 32. When one can
+not be captured, no more are tried, and rounds without a graph are launched kernel by kernel: the same kernels, so the
+same text, more slowly. `no_graphs` says why, for the log, the worker's status and
+its metrics.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tandem_worker.engine.drawing import Drawing
 from tandem_worker.engine.forward import DrafterForward, TargetForward
 from tandem_worker.engine.pages import padded
 from tandem_worker.engine.request import Request
@@ -44,6 +47,7 @@ class Key(NamedTuple):
     batch: int
     drafts: int  # 0: plain
     context: int
+    draws: bool  # somebody is not greedy, or takes no drafts (see `drawing`)
 
 
 class Played(NamedTuple):
@@ -104,6 +108,7 @@ class Rounds:
         self._lengths, self._last_rows, self._turns = ints(largest), ints(largest), ints(largest)
         self._positions, self._draft_positions = ints(largest * t), ints(largest)
         self._tables = ints(largest, table_width)
+        self.drawing = Drawing(largest, target.block.logits.shape[-1], self.device)
         self.forced = torch.full((FORCED,), -1, dtype=torch.int32, device=self.device)
         rows = torch.arange(largest * t, dtype=torch.int32, device=self.device)
         self._each, self._ones = rows[:largest], torch.ones_like(rows[:largest])
@@ -122,7 +127,7 @@ class Rounds:
         self._turn = 0
         self._batch: list[Request] = []
         self._known: list[tuple[int, ...]] = []  # pages on the device, by row
-        self._drafts = -1
+        self._drafts, self._draws = -1, False
         self._ended = 0.0
 
     @property
@@ -148,7 +153,7 @@ class Rounds:
             self._write(requests, drafts)
         else:
             self._update_tables()
-        key = Key(self._bucket(len(self._batch)), drafts, next(c for c in self.contexts if longest <= c))
+        key = Key(self._bucket(len(self._batch)), drafts, next(c for c in self.contexts if longest <= c), self._draws)
         on_gpu = self.device.type == "cuda"
         events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3)) if on_gpu else ()
         if on_gpu:
@@ -187,12 +192,13 @@ class Rounds:
         """Every graph, the largest first, so that the others fit into its memory."""
         started = time.perf_counter()
         kinds = [0, self.draft_length] if self.drafter else [0]
-        keys = [Key(b, drafts, c) for b in reversed(self.buckets) for drafts in kinds for c in reversed(self.contexts)]
+        sizes = product((False, True), reversed(self.buckets), kinds, reversed(self.contexts))
+        keys = [Key(batch, drafts, context, draws) for draws, batch, drafts, context in sizes]
         for number, key in enumerate(keys, 1):
             self._ensure(key)
             if self.no_graphs:
                 return
-            log.info("Graph %d of %d: batch %d, %d drafts, context %d", number, len(keys), *key)
+            log.info("Graph %d of %d: batch %d, %d drafts, context %d, draws: %s", number, len(keys), *key)
         log.info("Captured %d graphs in %.1f s", len(keys), time.perf_counter() - started)
 
     def _bucket(self, batch: int) -> int:
@@ -205,9 +211,13 @@ class Rounds:
         tokens = np.zeros((bucket, t), dtype=np.int32)
         lengths = np.zeros(bucket, dtype=np.int32)
         for row, request in enumerate(requests):
-            tokens[row] = [request.tokens[-1], *request.proposals[:drafts]]
+            known = [request.tokens[-1], *request.proposals[:drafts]]
+            tokens[row, : len(known)] = known  # fewer where drafts are not wanted
             lengths[row] = len(request.tokens) - 1
         self._known = [()] * bucket
+        self._draws = not all(one.sampling.greedy and one.sampling.speculate for one in requests)
+        if self._draws:
+            self.drawing.write(requests, bucket)
         upload = self._staging(np.concatenate([tokens.ravel(), lengths]))
         self._tokens[: bucket * t].copy_(upload[: bucket * t], non_blocking=True)
         self._lengths[:bucket].copy_(upload[bucket * t :], non_blocking=True)
@@ -256,10 +266,10 @@ class Rounds:
 
     @property
     def _moved(self) -> tuple[Tensor, ...]:
-        return self._tokens, self._lengths, self._turns
+        return self._tokens, self._lengths, self._turns, self.drawing.generated
 
     def _play(self, key: Key) -> None:
-        batch, drafts, context = key
+        batch, drafts, context, draws = key
         t = drafts + 1
         state = self._state(batch, t)
         placing = Placing(self._positions, self._owners[t], self._tables)
@@ -275,7 +285,11 @@ class Rounds:
             per_request=t,
         )
         self.target.choose(self.target.block.normed, batch * t)
+        if draws:
+            self.drawing.decide(self.target.block.logits[: batch * t], self.target.block.best, state)
         accept(self.target.block.best, state, batch, drafts)
+        if draws:
+            self.drawing.count(state)
         if drafts:
             self._draft(state, batch, drafts, placing, context)
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.engine.attention import Cache
+from tandem_worker.engine.choosing import Choice, by_work, choose, rows_of
 from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.pages import SCRATCH, padded, pages_for
 from tandem_worker.engine.request import Request
-from tandem_worker.engine.sampling import choose
 from tandem_worker.engine.scheduler import Work
 from tandem_worker.engine.tiles import TILE, Ints, Run, Tiles, lay_out, places_of
 from tandem_worker.models.eagle3 import Eagle3
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
 class Verified:
     """What the target said: for each work its choice at each deciding row. Runners add what their drafter needs."""
 
-    chosen: list[list[int]]
+    chosen: list[list[Choice]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ class Runner:
 
     @torch.inference_mode()
     def verify(self, works: Sequence[Work], capture: bool) -> VerifiedTiles:
-        """Raises EngineBroken when the logits are not finite."""
         runs = [Run(w.start, (*w.request.tokens[w.start : w.end], *w.proposals), w.request.pages) for w in works]
         tiles = lay_out(runs)
         positions, tables = self._tensor(tiles.positions), self._tensor(tiles.tables)
@@ -80,25 +79,20 @@ class Runner:
         chosen = self._choose(x, works, tiles)
         return VerifiedTiles(chosen, tiles, positions, tables, [streams[i] for i in indexes])
 
-    def _choose(self, x: Tensor, works: Sequence[Work], tiles: Tiles) -> list[list[int]]:
+    def _choose(self, x: Tensor, works: Sequence[Work], tiles: Tiles) -> list[list[Choice]]:
         """The target's tokens after the last known row and after each proposal, where the work reaches that far."""
-        counts = [len(work.proposals) + 1 if work.decides else 0 for work in works]
         rows = [
             first + work.end - 1 - work.start + i
-            for work, first, count in zip(works, tiles.firsts, counts, strict=True)
-            for i in range(count)
+            for work, first in zip(works, tiles.firsts, strict=True)
+            if work.decides
+            for i in range(len(work.proposals) + 1)
         ]
         if not rows:
             return [[] for _ in works]
         deciding = sorted({row // TILE for row in rows})  # the head runs on whole tiles, see `tiles`
         at = [deciding.index(row // TILE) * TILE + row % TILE for row in rows]
         logits = self.llama.head(x[deciding]).flatten(0, 1)[at].float()  # [M, V]
-        if not logits.sum().isfinite():
-            raise EngineBroken("the target's logits are not finite numbers (NaN or infinite)")
-        samplings = [work.request.sampling for work, count in zip(works, counts, strict=True) for _ in range(count)]
-        places = [work.end + i for work, count in zip(works, counts, strict=True) for i in range(count)]
-        tokens = iter(choose(logits, samplings, places))
-        return [[next(tokens) for _ in range(count)] for count in counts]
+        return by_work(works, choose(logits, rows_of(works)))
 
     @torch.inference_mode()
     def draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool], length: int) -> None:
@@ -152,6 +146,12 @@ class Runner:
             newest = self.target_ids[eagle3.head(hidden).argmax(-1)]
             proposals.append(newest)
         return torch.cat(proposals, -1)
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """Zeros in the pages of all caches."""
+        for cache in (self.cache, *([self.drafter_cache] if self.eagle3 else [])):
+            for kept in (cache.keys, cache.values):
+                kept.unflatten(1, (-1, cache.kv_heads))[:, list(pages)] = 0
 
     @contextmanager
     def observed(self) -> Iterator[Observed]:

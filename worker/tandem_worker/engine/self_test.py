@@ -16,6 +16,7 @@ from tandem_worker.contract import SELF_TEST_DRAFTS, Origin, SelfTest, SelfTestO
 from tandem_worker.engine.engine import Engine
 from tandem_worker.engine.record import NoRecord, Phase, Recorder
 from tandem_worker.engine.request import Request, Sampling
+from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.speedup import Speedup
 
 TEXTS = ("The", "1, 2, 3,", "Q: What is", '{"name": "', "def ", "Last year")
@@ -61,12 +62,17 @@ def recorded_by(engine: Engine, recorder: Recorder) -> Iterator[None]:
 
 
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    """Raises EngineBroken when one of the texts fails."""
+    submitted = []
     for prompt in prompts:
         room = engine.context_limit - len(prompt)
         if room > 0:
-            engine.submit(Request(tuple(prompt), Sampling(min(tokens, room)), lambda tokens, finish: None))
+            submitted.append(Request(tuple(prompt), Sampling(min(tokens, room)), lambda tokens, finish: None))
+            engine.submit(submitted[-1])
     while not engine.idle:
         engine.step()
+    if errors := [request.error for request in submitted if request.error]:
+        raise EngineBroken(errors[0])
 
 
 def observe(engine: Engine, prompt: Sequence[int]) -> Seen:
