@@ -20,9 +20,10 @@ The CRD is a template of the chart, so `helm upgrade` brings it up to date; it i
 all objects and their workers go on (`crds.keep`). Everything that the chart runs, and everything that the operator
 starts, meets the restricted Pod Security standard. Without helm: `kubectl apply -k deploy/`.
 
-Workers that name no image of their own run `worker.image`, by default that of the chart's version: an upgrade that
-changes it restarts them within `maxSurge` and `maxUnavailable`, without a canary. Set `worker.image.tag` or `digest` to
-upgrade the operator alone; a new `spec.engine.image` is rolled out as a canary.
+Workers that name no image of their own run `worker.image`, by default that of the chart's version. A revision keeps the
+one it was made with, also when it runs again: an upgrade restarts no worker and starts no rollout. What is validated or
+made anew from then on runs the new one. To bring a new image to an object that does not change otherwise, name it in
+its `spec.engine.image`: that is rolled out as a canary.
 
 ## Values
 

@@ -112,7 +112,7 @@ def test_a_release_from_install_to_uninstall(cluster: Cluster, operator: Operato
     policies = operator.api.request("GET", "/apis/networking.k8s.io/v1/networkpolicies")["items"]
     assert {p["metadata"]["name"] for p in policies} == {"tandem-operator", "tandem-workers", "tandem-validation"}
 
-    # A canary waits for evidence while the chart is upgraded, and its CRD gains a field.
+    # A canary waits for evidence while the chart is upgraded: its CRD gains a field, and its worker image is another.
     story.checkpoint("target", like="target")
     provide(story, "models", story.checkpoint("drafter").parent)
     story.apply(spec())
@@ -122,7 +122,7 @@ def test_a_release_from_install_to_uninstall(cluster: Cluster, operator: Operato
     story.apply(spec(sim={"seed": 1, "stall_requests": True}))
     story.until_condition("CanaryHealthy", "Unknown", "TooFewDrafts")
     before, operators = workers_of(story), {pod["metadata"]["uid"] for pod in operator.pods()}
-    release(cluster, "upgrade", str(CHART), *ALL_ON)
+    release(cluster, "upgrade", str(CHART), *ALL_ON, "--set=worker.image.tag=next")
     eventually(lambda: operators.isdisjoint(pod["metadata"]["uid"] for pod in operator.pods()))
     story.apply(spec(sim={"seed": 1, "stall_requests": True}, paused=False))  # the field is known now
     canary = story.show().status.canary_revision

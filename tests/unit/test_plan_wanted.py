@@ -147,6 +147,39 @@ def test_what_does_not_change_the_workers_is_no_revision(field: dict[str, object
     assert len(world.history) == 1
 
 
+@pytest.mark.parametrize("engine", [{}, {"type": "vllm", "version": "0.26.0"}], ids=["builtin", "vllm"])
+def test_an_operator_with_another_worker_image_restarts_no_worker_and_rolls_nothing_out(
+    engine: dict[str, object],
+) -> None:
+    world = World(spec("a", replicas=2, engine=engine)).run(6)
+    first, before = world.status.stable_revision, images(world)
+    world.settings = replace(world.settings, worker_image="worker:2")
+    world.run(6)
+    assert (world.status.stable_revision, world.status.canary_revision) == (first, "")
+    assert images(world) == before
+    assert any("worker:1" in of for of in before)
+
+
+def test_the_next_revision_runs_the_new_worker_image_and_a_return_the_old_one() -> None:
+    world = World(spec("a", replicas=2)).run(6)
+    world.settings = replace(world.settings, worker_image="worker:2")
+    world.edit(spec("b", replicas=2))
+    world.run(16)
+    assert world.serving() == {"b": 2}
+    assert images(world) == {("worker:2",)}
+    world.edit(spec("a", replicas=2))
+    world.run(10)
+    assert world.serving() == {"a": 2}
+    assert images(world) == {("worker:1",)}
+
+
+def images(world: World) -> set[tuple[str, ...]]:
+    """Of each Deployment that has workers, as the last pass applied it: its containers', in their order."""
+    manifests = [m for m in world.plan().apply if m["kind"] == "Deployment" and m["spec"]["replicas"]]
+    pods = [manifest["spec"]["template"]["spec"] for manifest in manifests]
+    return {tuple(c["image"] for c in (*pod.get("initContainers", ()), *pod["containers"])) for pod in pods}
+
+
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -171,4 +204,5 @@ def test_two_recipes_of_one_hash_are_told_apart_by_a_count() -> None:
     assert len(world.history) == 2
     world.edit(spec("c", replicas=2))
     world.run(16)
-    assert world.status.stable_revision == short_hash(world.recipes[world.status.stable_revision], 1)
+    recipe = world.recipes[world.status.stable_revision]
+    assert world.status.stable_revision == short_hash(recipe.model_copy(update={"worker_image": ""}), 1)

@@ -64,6 +64,7 @@ class Life:
 @dataclass
 class World:
     spec: Spec
+    settings: Settings = SETTINGS
     generation: int = 1
     annotations: dict[str, str] = field(default_factory=dict)
     status: Status = field(default_factory=Status)
@@ -105,7 +106,7 @@ class World:
         )
 
     def plan(self) -> Plan:
-        return plan(Context(self.observed(), SETTINGS, self.now))
+        return plan(Context(self.observed(), self.settings, self.now))
 
     def step(self, seconds: int = 11, crash_after: int | None = None) -> Plan:
         """Time passes and traffic flows, a pass is planned and carried out; then the cluster does its part."""

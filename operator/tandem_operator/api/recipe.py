@@ -27,6 +27,9 @@ class Recipe(ApiModel):
     fingerprints: Fingerprints | None = None
     baseline_probe: float = 0.0
     weight_bytes: int | None = None  # None: never validated
+    worker_image: str = ""
+    """The operator's own when the revision was made. It is no part of what names the revision: an upgrade of the
+    operator neither restarts workers nor rolls anything out, and what runs again runs as it ran."""
 
     @property
     def start_up_seconds(self) -> int:

@@ -103,12 +103,7 @@ def controller_revision(
 
 
 def deployment(
-    resource: SpeculativeDeployment,
-    settings: Settings,
-    revision: str,
-    recipe: Recipe,
-    replicas: int,
-    start: Start | None = None,
+    resource: SpeculativeDeployment, revision: str, recipe: Recipe, replicas: int, start: Start | None = None
 ) -> Manifest:
     """The workers of one revision."""
     name = resource.metadata.name
@@ -123,7 +118,7 @@ def deployment(
             "replicas": replicas,
             "selector": {"matchLabels": selector},
             "progressDeadlineSeconds": deadline_seconds(resource.spec, recipe),
-            # Within a revision only its start, or another version of the operator, alters the template.
+            # Within a revision only its start alters the template.
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
@@ -133,7 +128,7 @@ def deployment(
                     "labels": {**recipe.pod.labels, **names.common_labels(name), **selector},
                     "annotations": recipe.pod.annotations | start.annotations,
                 },
-                "spec": worker_pod(resource, settings, revision, recipe, start),
+                "spec": worker_pod(resource, revision, recipe, start),
             },
         },
     }

@@ -35,10 +35,10 @@ def counts(context: Context, status: Status) -> dict[str, int]:
 def note_children(
     context: Context, status: Status, recipes: dict[str, Recipe], counts: dict[str, int], notes: Notes
 ) -> None:
-    resource, settings = context.observed.resource, context.settings
+    resource = context.observed.resource
     notes.apply += [
         children.service(resource),
-        children.operator_key(resource, settings),
+        children.operator_key(resource, context.settings),
         children.disruption_budget(resource),
     ]
     if traffic.split(context, status):
@@ -62,7 +62,7 @@ def note_children(
             retry=retry_of_workers(context, status, revision),
             target_alone=blocked(context, status, revision) is not None,
         )
-        workers = children.deployment(resource, settings, revision, recipes[revision], counts[revision], start)
+        workers = children.deployment(resource, revision, recipes[revision], counts[revision], start)
         notes.apply.append(workers)
     notes.delete += _outdated(context, status, counts)
 

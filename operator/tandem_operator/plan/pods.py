@@ -23,7 +23,7 @@ from tandem_operator.engines.adapter import (
     WITHDRAWN_SECONDS,
     probes,
 )
-from tandem_operator.plan.observed import Manifest, Settings
+from tandem_operator.plan.observed import Manifest
 from tandem_worker.contract import WORKER_PORT
 
 
@@ -44,9 +44,7 @@ class Start(NamedTuple):
         return {name: value for name, value in told.items() if value}
 
 
-def worker_pod(
-    resource: SpeculativeDeployment, settings: Settings, revision: str, recipe: Recipe, start: Start
-) -> Manifest:
+def worker_pod(resource: SpeculativeDeployment, revision: str, recipe: Recipe, start: Start) -> Manifest:
     sources = {"target": recipe.target}
     drafter_folder = ""
     if recipe.drafter and recipe.speculates and not start.target_alone:
@@ -54,7 +52,7 @@ def worker_pod(
         drafter_folder = folder_of(recipe.drafter, "drafter")
     adapter = adapter_of(recipe.engine, recipe.speculation)
     launch = Launch(recipe, revision, folder_of(recipe.target, "target"), drafter_folder)
-    image = recipe.engine.image or adapter.image or settings.worker_image
+    image = recipe.engine.image or adapter.image or recipe.worker_image
     container = make_container("worker", image, adapter.arguments(launch), sources)
     container |= {
         "ports": [{"name": names.PORT_NAME, "containerPort": WORKER_PORT, "protocol": "TCP"}],
@@ -67,7 +65,7 @@ def worker_pod(
     if adapter.cooperates:
         _take_commands(pod, resource.metadata.name)
     else:
-        _host_engine(pod, adapter, settings, launch, sources)
+        _host_engine(pod, adapter, launch, sources)
     return pod
 
 
@@ -77,9 +75,7 @@ def _take_commands(pod: Manifest, name: str) -> None:
     pod["volumes"] += [{"name": "operator-key", "configMap": {"name": names.operator_key(name)}}]
 
 
-def _host_engine(
-    pod: Manifest, adapter: Adapter, settings: Settings, launch: Launch, sources: dict[str, Source]
-) -> None:
+def _host_engine(pod: Manifest, adapter: Adapter, launch: Launch, sources: dict[str, Source]) -> None:
     """What another engine needs: a user that is not root, a home, shared memory for its processes (production-stack
     #276), time until nobody sends requests any more, and somebody who looks whether the files are those that were
     validated."""
@@ -98,7 +94,7 @@ def _host_engine(
     if launch.drafter_folder:
         arguments += [f"--drafter={launch.drafter_folder}", f"--drafter-fingerprint={prints.drafter}"]
     arguments.append(f"--termination-message={TERMINATION_LOG}")
-    pod["initContainers"] = [make_container("verify", settings.worker_image, arguments, sources)]
+    pod["initContainers"] = [make_container("verify", launch.recipe.worker_image, arguments, sources)]
 
 
 def make_container(name: str, image: str, arguments: list[str], sources: dict[str, Source]) -> Manifest:

@@ -50,7 +50,8 @@ def wanted(context: Context, checked: Checked) -> Wanted:
     else:
         weight_bytes = checked.validation.weight_bytes if checked.validation else None
         recipe = make_recipe(spec, resource.metadata.name, prints, weight_bytes)
-    revision, collided = _named(recipe, context.observed.history, collisions)
+    recipe = recipe.model_copy(update={"worker_image": context.settings.worker_image})
+    revision, recipe, collided = _named(recipe, context.observed.history, collisions)
     if target_only and resource.status.stable_revision not in ("", revision):
         return Wanted(collisions=collisions)  # something better serves already
     return Wanted(revision, recipe, collided)
@@ -80,15 +81,16 @@ def _with_content(context: Context, part: str, variables: Iterable[EnvVar]) -> l
     return env
 
 
-def _named(recipe: Recipe, history: Iterable[History], collisions: int) -> tuple[str, int]:
-    """The name under which the very recipe is known, else its hash. A hash that another recipe has is hashed with a
-    count, as Deployments do it."""
+def _named(recipe: Recipe, history: Iterable[History], collisions: int) -> tuple[str, Recipe, int]:
+    """The name under which the very recipe is known, and what is recorded there, else its hash. A hash that another
+    recipe has is hashed with a count, as Deployments do it."""
     recipes = {h.revision: h.recipe for h in history}
+    asked = recipe.model_copy(update={"worker_image": ""})
     for revision, known in reversed(recipes.items()):
-        if canonical(known) == canonical(recipe):
-            return revision, collisions
-    name = short_hash(recipe, collisions) if collisions else short_hash(recipe)
+        if canonical(known.model_copy(update={"worker_image": ""})) == canonical(asked):
+            return revision, known, collisions
+    name = short_hash(asked, collisions) if collisions else short_hash(asked)
     while name in recipes:
         collisions += 1
-        name = short_hash(recipe, collisions)
-    return name, collisions
+        name = short_hash(asked, collisions)
+    return name, recipe, collisions
