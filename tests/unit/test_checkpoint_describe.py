@@ -208,7 +208,7 @@ ANY_JSON = st.recursive(
 FIELDS = sorted({*target_files().config, *drafter_files().config, "eagle_config", "rope_parameters", "rope_scaling"})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, min_size=1, max_size=3), st.booleans())
 def test_any_value_in_any_field_gives_a_description_or_a_refusal(
     tmp_path: Path, fields: dict[str, Any], of_target: bool

@@ -38,7 +38,7 @@ CONFIGS = st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, max_size=3)
 NAMES_OF_TENSORS = st.sampled_from(sorted(drafter_files().tensors))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CONFIGS, CONFIGS, st.sets(NAMES_OF_TENSORS, max_size=3), st.sampled_from(["", "model.", "layers.0.", "x."]))
 def test_any_pair_gets_a_verdict(
     of_target: dict[str, Any], of_drafter: dict[str, Any], without: set[str], prefix: str

@@ -219,7 +219,7 @@ def test_speculators_nesting_is_laid_flat_for_engines_that_do_not_read_it(tmp_pa
     assert fits(pair.target, out, SGLANG)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     indexes=st.lists(st.integers(1, LAYERS - 1), min_size=3, max_size=3, unique=True).map(sorted),
     engines=st.lists(st.sampled_from([SGLANG, OLD_SGLANG, VLLM, BUILTIN, "sglang@0.5.13", "vllm@0.26.0"]), min_size=1),

@@ -256,7 +256,7 @@ def test_sizes_that_can_not_be_are_named(tmp_path: Path, name: str, fields: dict
     assert caught.value.verdict is Verdict.COULD_NOT_CHECK
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(st.sampled_from(["kimi-k2", "gpt-oss", "llama3"]), st.data())
 def test_any_value_in_any_field_gives_a_description_or_a_refusal(
     tmp_path: Path, name: str, data: st.DataObject

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors import SafetensorError, safe_open
@@ -30,7 +30,6 @@ from unit.pairs import with_header
 
 # --- safetensors -----------------------------------------------------------------------------------------------------
 
-unhurried = settings(deadline=None)  # files are written
 
 DTYPES = st.sampled_from(["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "?"])
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -57,7 +56,6 @@ def accepted(file: Path) -> Shard | None:
         return None
 
 
-@unhurried
 @given(TENSORS, st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2))
 def test_a_file_that_the_library_wrote_is_read_with_the_same_names_shapes_dtypes_and_bytes(
     tensors: dict[str, np.ndarray], metadata: dict[str, str] | None
@@ -85,7 +83,6 @@ def never_more_lenient(data: bytes) -> None:
             assert opens(file) == set(ours.tensors)
 
 
-@unhurried
 @given(TENSORS, st.data())
 def test_a_damaged_file_that_is_accepted_is_one_that_the_library_opens(
     tensors: dict[str, np.ndarray], draw: st.DataObject
@@ -128,7 +125,6 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@unhurried
 @given(
     st.dictionaries(st.text(max_size=6), ENTRY, max_size=3), st.binary(max_size=32), st.sampled_from(["", " ", "\n"])
 )
@@ -138,7 +134,6 @@ def test_a_written_header_that_is_accepted_is_one_that_the_library_opens(
     never_more_lenient(with_header((json.dumps(header) + padding).encode(), data))
 
 
-@unhurried
 @given(st.sampled_from(sorted(DTYPE_BITS)), st.lists(st.integers(0, 8), max_size=3))
 def test_both_take_the_same_dtypes_and_count_the_same_bytes(dtype: str, shape: list[int]) -> None:
     bits = int(np.prod(shape, dtype=np.int64)) * DTYPE_BITS[dtype]

@@ -172,7 +172,7 @@ async def test_stopping_the_queue_stops_what_runs() -> None:
     assert not door.inside.total()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["add", "let one turn pass", "fail"])), max_size=30))
 def test_whatever_is_added_is_run_after_it_was_added(steps: list[tuple[int, str]]) -> None:
     async def history() -> None:

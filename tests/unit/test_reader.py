@@ -34,7 +34,7 @@ def infos(tmp_path_factory: pytest.TempPathFactory) -> list[TensorInfo]:
     st.integers(1, 300),
     st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_tensor_arrives_in_any_order_with_any_window(
     infos: list[TensorInfo], expected: list[int], asked: list[int], window: int, threads: int
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
@@ -142,7 +142,6 @@ async def test_the_same_seed_gives_the_same_counters() -> None:
     assert await counted(1) != await counted(2)
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 1000),
     st.lists(st.floats(0, 1), min_size=1, max_size=6),
