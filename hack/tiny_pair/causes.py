@@ -34,15 +34,14 @@ from tandem_worker.probe.diagnosis import explanation
 from tandem_worker.probe.hypotheses import Choices
 from tandem_worker.probe.prompts import Prompt, read_prompts, tokenize
 from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
-from tandem_worker.probe.score import knowing_nothing, score
-from tandem_worker.probe.search import search
+from tandem_worker.probe.run import searched
+from tandem_worker.probe.score import score
 from tandem_worker.probe.stream import stream
 from tandem_worker.probe.wiring import DraftIds, Pairs, View, Wiring, differences, taken_back
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIRST_PAIR, MORE = EXAMPLES / "tiny-pair", EXAMPLES / "probe-pairs"
 HELD_OUT = ("deep", "normed")
-FIRST_LOOK_POSITIONS = 640
 LEAST_LOSS = 0.03
 MIDLAYER = frozenset(f"midlayer.{name}.weight" for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"))
 
@@ -57,20 +56,13 @@ class Bench:
     parts: Parts
     right: Wiring
     choices: Choices
-    nothing: float
 
     def proposed(self, wiring: Wiring) -> Wiring | None:
         """What the diagnosis holds the drafter to be made for when the engine does this; None: no wiring is better."""
-        short = self.seen.shortened(FIRST_LOOK_POSITIONS)
         lost = wiring.random & self.parts.tensors.keys()
         offered = replace(self.choices, restorable=lost)
-        table = search(
-            wiring,
-            offered,
-            lambda some: score(short, self.parts, some),
-            lambda some: score(self.seen, self.parts, some),
-        )
-        best = explanation(table, self.nothing)
+        table, nothing = searched(self.seen, self.parts, wiring, offered)
+        best = explanation(table, nothing)
         return best.wiring if best else None
 
     def overlap(self, wiring: Wiring) -> float:
@@ -101,7 +93,7 @@ def open_bench(
     if dtype is not None:  # rounded as that type would, in float32 arithmetic
         rounded = {k: v.to(dtype).to(v.dtype) if v.is_floating_point() else v for k, v in parts.tensors.items()}
         parts = replace(parts, tensors=rounded)
-    return Bench(name, pairing, seen, parts, right, choices, knowing_nothing(seen))
+    return Bench(name, pairing, seen, parts, right, choices)
 
 
 def held_out_prompts() -> tuple[Prompt, ...]:

@@ -57,8 +57,11 @@ class FurtherLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, drafter.rms_norm_eps)
         self.mlp = MLP(hidden, drafter.intermediate_size)
 
-    def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x = x + self.self_attn(layer, getattr(self, self.normed_by)(x), rotary, attend)
+    def forward(
+        self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        said = self.self_attn(layer, getattr(self, self.normed_by)(x), rotary, attend, rows)
+        x = (x if rows is None else x[:, rows]) + said
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -107,16 +110,23 @@ class Eagle3(nn.Module):
         feature: Tensor = self.fc(joined)
         return feature
 
-    def step(self, embedding: Tensor, feature: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """embedding, feature [N, R, H], positions [N, R] -> hidden [N, R, H], which is the next step's feature."""
+    def step(
+        self, embedding: Tensor, feature: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """embedding, feature [N, R, H], positions [N, R] -> hidden [N, R, H], which is the next step's feature.
+
+        With `rows` [M] only these are computed to the end, [N, M, H]: of the others the last layer takes no more than
+        keys and values.
+        """
         layer, rotary = self.midlayer, self.rope(positions, feature.dtype)
         normed = layer.hidden_norm(feature)
         both = torch.cat([layer.input_layernorm(embedding), normed], -1)  # [N, R, 2H]
         x = normed if self.norm_before_residual else feature
-        x = x + layer.self_attn(0, both, rotary, attend)
+        last, asked = self.drafter.layers - 1, rows if self.drafter.layers == 1 else None
+        x = (x if asked is None else x[:, asked]) + layer.self_attn(0, both, rotary, attend, asked)
         hidden: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
         for i, further in self.layers.items():
-            hidden = further(int(i), hidden, rotary, attend)
+            hidden = further(int(i), hidden, rotary, attend, rows if int(i) == last else None)
         return self.norm(hidden) if self.norm_output else hidden
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.checkpoint.description import GptOss, Target
-from tandem_worker.models.layers import Attend, Attention, RMSNorm, rotate
+from tandem_worker.models.layers import Attend, Attention, RMSNorm
 from tandem_worker.models.llama import Llama, heads_of
 from tandem_worker.models.moe import Experts
 
@@ -26,12 +26,10 @@ class SinkAttention(Attention):
         self.sinks = nn.Parameter(torch.empty(target.heads))  # [Hq]
         self.window = window
 
-    def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        split = (-1, self.head_dim)
-        q, k, v = (project(x).unflatten(-1, split) for project in (self.q_proj, self.k_proj, self.v_proj))
+    def attended(self, attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sinking: Any = attend  # whose `window` and `sinks` the engine's attention lacks: it does not serve gpt-oss
-        y = sinking(layer, rotate(q, rotary), rotate(k, rotary), v, window=self.window, sinks=self.sinks)
-        return self.o_proj(y.flatten(2))
+        y: Tensor = sinking(layer, q, k, v, window=self.window, sinks=self.sinks)
+        return y
 
 
 class Expert(nn.Module):

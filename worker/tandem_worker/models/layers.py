@@ -23,7 +23,8 @@ from tandem_worker.models.rope import attention_factor, frequencies
 class Attend(Protocol):
     """Causal attention over what the caller keeps of earlier rows.
 
-    layer counts from 0; q [N, R, Hq, D], k and v [N, R, Hk, D], rotated; returns [N, R, Hq, D].
+    layer counts from 0; q [N, R, Hq, D], k and v [N, R, Hk, D], rotated; returns [N, R, Hq, D]. Where only some rows
+    are asked for (the probe), q and what is returned have fewer rows than k and v.
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
@@ -145,12 +146,20 @@ class Attention(nn.Module):
         if norm_eps is not None:
             self.q_norm, self.k_norm = RMSNorm(head_dim, norm_eps), RMSNorm(head_dim, norm_eps)
 
-    def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        split = (-1, self.head_dim)
-        q, k, v = (project(x).unflatten(-1, split) for project in (self.q_proj, self.k_proj, self.v_proj))
+    def forward(
+        self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """`rows` [M]: all R rows are seen, these alone ask and are answered: [N, M, H]."""
+        split, asking, turned = (-1, self.head_dim), x, rotary
+        if rows is not None:
+            asking, turned = x[:, rows], (rotary[0][:, rows], rotary[1][:, rows])
+        q, k, v = (y.unflatten(-1, split) for y in (self.q_proj(asking), self.k_proj(x), self.v_proj(x)))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return self.o_proj(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(2))
+        return self.o_proj(self.attended(attend, layer, rotate(q, turned), rotate(k, rotary), v).flatten(2))
+
+    def attended(self, attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(layer, q, k, v)
 
 
 class MLP(nn.Module):

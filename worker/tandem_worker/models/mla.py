@@ -36,16 +36,21 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = Linear(sizes.kv_lora, heads * (sizes.nope_head + sizes.value_head))
         self.o_proj = Linear(heads * sizes.value_head, hidden)
 
-    def forward(self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        sizes = self.sizes
+    def forward(
+        self, layer: int, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """`rows` as in `layers.Attention`."""
+        sizes, asking, turned = self.sizes, x, rotary
+        if rows is not None:
+            asking, turned = x[:, rows], (rotary[0][:, rows], rotary[1][:, rows])
         q_nope, q_rope = (
-            self._queries(x).unflatten(-1, (-1, self.head_dim)).split([sizes.nope_head, sizes.rope_head], -1)
+            self._queries(asking).unflatten(-1, (-1, self.head_dim)).split([sizes.nope_head, sizes.rope_head], -1)
         )
         latent, k_rope = self.kv_a_proj_with_mqa(x).split([sizes.kv_lora, sizes.rope_head], -1)
         expanded = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, sizes.nope_head + sizes.value_head))
         k_nope, v = expanded.split([sizes.nope_head, sizes.value_head], -1)
         k_rope = self._rotate(k_rope[:, :, None], rotary).expand(-1, -1, k_nope.shape[2], -1)  # one for all heads
-        q = torch.cat([q_nope, self._rotate(q_rope, rotary)], -1) * self.sharpening
+        q = torch.cat([q_nope, self._rotate(q_rope, turned)], -1) * self.sharpening
         return self.o_proj(attend(layer, q, torch.cat([k_nope, k_rope], -1), v).flatten(2))
 
     def _queries(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,13 @@ class Parts:
     head_rows: Callable[[Tensor], Tensor]  # target ids [M] -> rows of the target's head [M, H], on the device
     device: torch.device
     dtype: torch.dtype
+    heads: dict[DraftIds, Tensor] = field(default_factory=dict, repr=False)  # the target's rows that were asked for
+
+    def head_of(self, ids: Tensor, reading: DraftIds) -> Tensor:
+        """The target's rows of draft ids [Vd] -> [Vd, H]."""
+        if reading not in self.heads:
+            self.heads[reading] = self.head_rows(ids.clamp(0, len(self.embedding) - 1))
+        return self.heads[reading]
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def build(parts: Parts, wiring: Wiring) -> Built:
     wanted, ids = module.state_dict(), target_ids(parts, wiring)
     values = {name: tensor for name, tensor in parts.tensors.items() if name in wanted and name != EMBEDDING}
     if wiring.head is Source.TARGET:
-        values[HEAD] = parts.head_rows(ids.clamp(0, len(parts.embedding) - 1))
+        values[HEAD] = parts.head_of(ids, wiring.ids)
     lost = wiring.random | ({HEAD} if wiring.head is Source.RANDOM else frozenset())
     lost |= wanted.keys() - values.keys() - {EMBEDDING}
     values |= {name: fresh(name, wanted[name], parts) for name in sorted(lost) if name in wanted}

@@ -5,7 +5,7 @@ the target's opinion is not known without another pass of the target. In the tar
 accepted draft; in other text it is a part of them, so what is measured is acceptance at k *given* acceptance before it,
 a_k, and the accept length is 1 + a_0 + a_0 a_1 + ... (tokens per forward of the target, bonus token included).
 
-Shapes: B texts, T positions, K draft length.
+Shapes: B texts, T positions, J of them judged, K draft length.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from tandem_worker.models.teacher_forced import UnrolledAttention
 from tandem_worker.probe.build import Parts, build
 from tandem_worker.probe.captured import Batch, Captured
-from tandem_worker.probe.score import drafted, feature, step
+from tandem_worker.probe.drafting import attention, drafted, embedded, feature, first_step, step
 from tandem_worker.probe.wiring import Wiring
 
 
@@ -52,36 +51,52 @@ class Chain:
 def chains(captured: Captured, parts: Parts, wirings: Sequence[Wiring], length: int) -> dict[Wiring, Chain]:
     counts: dict[Wiring, list[Tensor]] = {wiring: [] for wiring in wirings}  # of several alike, one
     for batch in captured.batches():
-        choice = batch.logits().argmax(-1)  # [B, T]: of token t + 2
         for wiring in counts:
-            counts[wiring].append(_counted(batch, choice, *_drafts(batch, parts, wiring, length)))
+            counts[wiring].append(_counted(batch, parts, wiring, length))
     found = {wiring: torch.cat(parts_of, 2).tolist() for wiring, parts_of in counts.items()}
     return {wiring: Chain(_tuples(accepted), _tuples(tried)) for wiring, (accepted, tried) in found.items()}
 
 
-def _drafts(batch: Batch, parts: Parts, wiring: Wiring, length: int) -> tuple[Tensor, ...]:
-    """[B, T] per draft position: the target id that is proposed for token t + 2 + k."""
-    built, attend = build(parts, wiring), UnrolledAttention()
-    hidden, newest, proposals = feature(batch, built.module, wiring), batch.newest, []
+def _counted(batch: Batch, parts: Parts, wiring: Wiring, length: int) -> Tensor:
+    """[2, K, B]: accepted and tried. Drafts end where they are refused: only the others are computed further."""
+    built, choices, told = build(parts, wiring), batch.choices(), []
+    module, attend = built.module, attention(batch, built.module)
+    hidden = first_step(batch, module, embedded(batch, built), feature(batch, module, wiring), attend)  # [B, J, H]
+    places, alive = batch.places, batch.judged  # [B, J]
     for k in range(length):
-        hidden = step(built.module, built.embed(newest), hidden, k, attend)
-        newest = built.ids[drafted(built.module, hidden).argmax(-1)]
-        proposals.append(newest)
-    return tuple(proposals)
+        proposal = built.ids[drafted(module, hidden).argmax(-1)]  # [B, J] for token t + 2 + k
+        at = places + k  # the position whose choice is the answer
+        tried = alive & (at < batch.known)
+        accepted = tried & (proposal == _at(choices, at))
+        told.append(torch.stack([accepted.sum(-1), tried.sum(-1)]))
+        alive = accepted & (_at(batch.newest, at + 1) == proposal) & (at + 1 < batch.known)
+        if k + 1 == length or not alive.any():
+            break
+        chosen, alive = _first(alive)
+        places, proposal, hidden = places.gather(1, chosen), proposal.gather(1, chosen), _rows(hidden, chosen)
+        attend.keep(chosen)
+        hidden = step(module, built.embed(proposal), hidden, places + k + 1, attend)
+    told += [torch.zeros_like(told[0])] * (length - len(told))
+    return torch.stack(told, 1).cpu()
 
 
-def _counted(batch: Batch, choice: Tensor, *proposals: Tensor) -> Tensor:
-    """[2, K, B]: accepted and tried."""
-    alive, told = batch.judged, []  # [B, T]
-    known = batch.judged.shape[1]
-    for k, proposal in enumerate(proposals):
-        at = torch.arange(known, device=choice.device) + k  # position whose choice is the answer, token t + 2 + k
-        wanted = choice.roll(-k, 1)
-        tried = alive & (at < known) & batch.judged.roll(-k, 1)
-        accepted = tried & (proposal == wanted)
-        told.append((accepted.sum(-1), tried.sum(-1)))
-        alive = accepted & (batch.newest.roll(-k - 1, 1) == proposal) & (at + 1 < known)
-    return torch.stack([torch.stack(column) for column in zip(*told, strict=True)]).cpu()
+def _first(alive: Tensor) -> tuple[Tensor, Tensor]:
+    """alive [B, J] -> indexes [B, J'] of those alive in each text, as many as the text with most has, and which of them
+    are alive and not there to fill up.
+    """
+    most = int(alive.sum(-1).max())
+    order = alive.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :most]
+    return order, alive.gather(1, order)
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """values [B, T], places [B, J] -> [B, J]; of places behind the end the last value, which nobody looks at."""
+    return values.gather(1, places.clamp(max=values.shape[1] - 1))
+
+
+def _rows(x: Tensor, chosen: Tensor) -> Tensor:
+    """x [B, J, H], chosen [B, J'] -> [B, J', H]"""
+    return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def _tuples(rows: list[list[int]]) -> tuple[tuple[int, ...], ...]:

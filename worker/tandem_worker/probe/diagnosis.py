@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.probe.causes import code_of, says
-from tandem_worker.probe.evidence import gain, surely
+from tandem_worker.probe.evidence import gain, predicting, surely
 from tandem_worker.probe.remedy import remedy
 from tandem_worker.probe.search import Row, Table
 from tandem_worker.probe.wiring import Aspect, differences, taken_back
@@ -25,8 +25,6 @@ WRONG = 1e-5
 LEAST_GAIN, LEAST_SHARE = 0.01, 0.025
 """What is worth telling: so much overlap in all, and as a share of the better wiring's."""
 ALIKE = 0.01  # the chance of error at which two wirings are told apart
-LEAST_OVERLAP, KNOWING = 0.15, 1.5
-"""What predicts at all: so much overlap, and so many times that of a drafter that only knows frequencies."""
 DOES_NOT_PREDICT = "TDM-DRAFTER-DOES-NOT-PREDICT"
 
 
@@ -71,7 +69,7 @@ def explanation(table: Table, nothing: float) -> Row | None:
 def _explains(row: Row, engine: Row, nothing: float) -> bool:
     difference, overlap = row.better_than(engine), row.overlap.value
     least = max(LEAST_GAIN, LEAST_SHARE * overlap)
-    knows = overlap >= max(LEAST_OVERLAP, KNOWING * nothing)
+    knows = overlap >= predicting(nothing)
     return knows and difference.value >= least and surely(difference, WRONG)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 CONFIDENCE = 0.95
+LEAST_OVERLAP, KNOWING = 0.15, 1.5
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def surely(difference: Share, wrong: float) -> bool:
     if difference.clusters < 2:
         return False
     return difference.value > 0 and difference.value >= quantile(1 - wrong, difference.clusters - 1) * difference.error
+
+
+def predicting(nothing: float) -> float:
+    """The overlap of a drafter that predicts at all: so much, and so many times what one has that only knows how
+    frequent tokens are, `nothing`.
+    """
+    return max(LEAST_OVERLAP, KNOWING * nothing)
 
 
 @cache

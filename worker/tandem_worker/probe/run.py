@@ -6,7 +6,7 @@ Arithmetic is float32 on the CPU, in the target's dtype on a GPU. The target str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,9 +24,11 @@ from tandem_worker.probe.chain import chains
 from tandem_worker.probe.described import describe_drafter
 from tandem_worker.probe.diagnosis import Cause, diagnose, explanation
 from tandem_worker.probe.engine_fault import differs, stated_wiring, suspected
+from tandem_worker.probe.evidence import predicting
 from tandem_worker.probe.generate import continue_greedily
 from tandem_worker.probe.hypotheses import Choices
 from tandem_worker.probe.prompts import read_prompts, tokenize
+from tandem_worker.probe.race import Measure
 from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
 from tandem_worker.probe.score import knowing_nothing, score
 from tandem_worker.probe.search import Row, Table, search
@@ -35,7 +37,7 @@ from tandem_worker.probe.streamed import Streamed
 from tandem_worker.probe.wiring import Wiring
 
 LONGEST_PROMPT_TOKENS = 96  # of texts that the target goes on with
-FIRST_LOOK_POSITIONS = 1024
+LOOK_POSITIONS = (64, 256, 1024)
 LEAST_POSITIONS = 30
 SMALL_TARGET_BYTES = 100_000_000
 
@@ -113,17 +115,29 @@ def measure(
     pairing: Pairing, options: Options, seen: Captured, parts: Parts, wiring: Wiring, offered: Choices
 ) -> Probed:
     """`wiring` is what the engine will make of the pair, or made of it by its own account."""
-    short = seen.shortened(FIRST_LOOK_POSITIONS)
-    table = search(wiring, offered, lambda some: score(short, parts, some), lambda some: score(seen, parts, some))
+    table, nothing = searched(seen, parts, wiring, offered)
     if not table.engine.score.finite:
         raise CheckpointError(_not_finite(pairing, tensors_of(pairing), parts), verdict=Verdict.DOES_NOT_FIT)
-    nothing = knowing_nothing(short)
     best = explanation(table, nothing) or table.engine
     fed_back = replace(best.wiring, norm_output=not best.wiring.norm_output)
     drafts = chains(seen, parts, [table.engine.wiring, best.wiring, fed_back], options.draft_length)
     table = table.with_chains(drafts).feeding_back(fed_back, drafts[fed_back])
     causes = diagnose(table, pairing, options.min_accept_length, nothing)
     return Probed(table, causes, nothing, len(seen.texts), seen.positions, options)
+
+
+def searched(
+    seen: Captured, parts: Parts, wiring: Wiring, offered: Choices, looks: Sequence[int] = LOOK_POSITIONS
+) -> tuple[Table, float]:
+    """With the overlap of a drafter that only knows frequencies. `looks`: positions judged in each."""
+
+    def scoring(part: Captured) -> Measure:
+        return lambda wirings: score(part, parts, wirings)
+
+    shortened = [seen.shortened(positions) for positions in looks]
+    nothing = knowing_nothing(shortened[-1])
+    measures = [scoring(part) for part in shortened]
+    return search(wiring, offered, measures, scoring(seen), predicting(nothing)), nothing
 
 
 def _texts(

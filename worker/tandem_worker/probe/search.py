@@ -1,22 +1,21 @@
 """From the engine's wiring to the one that predicts best, by mending one thing at a time.
 
-All neighbours of the engine's wiring are measured on a part of the text. From the best few the search goes on in the
-same way, since a second mistake may hide behind the first, until nothing better is found. What is left over is then
-measured on all of the text: the engine's wiring, the best, and the best with each mended thing taken back.
+All neighbours of the engine's wiring race on parts of the text (`race`). From the best few the search goes on in the
+same way, since a second mistake may hide behind the first, until nothing better is found. What is still in question is
+then measured on all of the text: the engine's wiring, the best, and the best with each mended thing taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandem_worker.probe.chain import Chain
 from tandem_worker.probe.evidence import Share, gain, share, surely
 from tandem_worker.probe.hypotheses import Choices, neighbours
+from tandem_worker.probe.race import Measure, Race
 from tandem_worker.probe.score import Score
 from tandem_worker.probe.wiring import Wiring, differences, taken_back
-
-Measure = Callable[[Sequence[Wiring]], Mapping[Wiring, Score]]
 
 ROUNDS = 3
 FOLLOWED = 2  # wirings from which a round goes on
@@ -68,38 +67,28 @@ class Table:
         return next((row for row in (self.engine, *self.rows) if row.wiring == wiring), None)
 
 
-def search(engine: Wiring, choices: Choices, look: Measure, measure: Measure) -> Table:
-    """`look` measures on a part of the text, `measure` on all of it."""
-    looked: dict[Wiring, Score] = {}
-    _add(looked, look, [engine, *neighbours(engine, choices)])
-    origins, seen = [engine], {engine}
+def search(engine: Wiring, choices: Choices, looks: Sequence[Measure], measure: Measure, least: float) -> Table:
+    """`looks` measure on growing parts of the text, `measure` on all of it; `least` is the overlap of what predicts."""
+    race = Race(looks, engine, least)
+    race.enter(neighbours(engine, choices))
+    seen = {engine}
     for _ in range(ROUNDS - 1):
-        origins = [wiring for wiring in _best(looked) if wiring not in seen][:FOLLOWED]
-        origins = [wiring for wiring in origins if _promising(looked, wiring, engine)]
+        origins = [wiring for wiring in race.ranked() if wiring not in seen][:FOLLOWED]
+        origins = [wiring for wiring in origins if _promising(race.last, wiring, engine)]
         if not origins:
             break
         seen.update(origins)
         for place, origin in enumerate(origins):
-            _add(looked, look, neighbours(origin, choices, every_slot=place == 0))
-    finalists = [wiring for wiring in _best(looked) if wiring != engine][:FINALISTS]
+            race.enter(neighbours(origin, choices, every_slot=place == 0))
+    finalists = race.in_question()[:FINALISTS]
     finalists += _steps_back(finalists, engine)
     found = measure([engine, *dict.fromkeys(finalists)])
     rows = sorted((Row(w, s) for w, s in found.items() if w != engine), key=lambda row: -row.overlap.value)
-    return Table(Row(engine, found[engine]), tuple(rows), looked, choices.layers)
+    return Table(Row(engine, found[engine]), tuple(rows), race.looked, choices.layers)
 
 
-def _add(looked: dict[Wiring, Score], look: Measure, wirings: Iterable[Wiring]) -> None:
-    new = [wiring for wiring in dict.fromkeys(wirings) if wiring not in looked]
-    if new:
-        looked.update(look(new))
-
-
-def _best(looked: Mapping[Wiring, Score]) -> list[Wiring]:
-    return sorted(looked, key=lambda wiring: -share(looked[wiring].overlap, looked[wiring].counts).value)
-
-
-def _promising(looked: Mapping[Wiring, Score], wiring: Wiring, engine: Wiring) -> bool:
-    better, worse = looked[wiring], looked[engine]
+def _promising(last: Mapping[Wiring, Score], wiring: Wiring, engine: Wiring) -> bool:
+    better, worse = last[wiring], last[engine]
     return surely(gain(better.overlap, worse.overlap, worse.counts), HINT)
 
 

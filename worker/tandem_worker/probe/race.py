@@ -1,0 +1,88 @@
+"""Which of many wirings are worth running on more text.
+
+Most wirings of a pair predict far worse than the best one, and few positions show that. So all of them run on a small
+part of the text, those that are still in question on four times as much, and the last few on all that a look may cost.
+A wiring leaves the race in one of two ways only:
+
+- It is surely worse than the best one, on the same texts. What the drafter was made for predicts best of all, so it
+  leaves in error only when a wiring as good as it passes for better, at a chance of `LEFT` each.
+- It surely predicts too little for anybody to believe in (`least`), and others look better. A step towards the right
+  wiring, with a second mistake still in it, may predict so little, and is among the best then: `KEPT` always stay.
+
+(A race in the sense of Maron and Moore, Hoeffding races, NIPS 1993, with a t-test on texts in place of their bound.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tandem_worker.probe.evidence import Share, gain, quantile, share, surely
+from tandem_worker.probe.score import Score
+from tandem_worker.probe.wiring import Wiring
+
+Measure = Callable[[Sequence[Wiring]], Mapping[Wiring, Score]]
+
+LEFT = 1e-4
+KEPT = 8
+
+
+class Race:
+    """`measures`: on growing parts of the text. `engine` always stays, since all others are compared with it."""
+
+    def __init__(self, measures: Sequence[Measure], engine: Wiring, least: float) -> None:
+        self.measures, self.engine, self.least = measures, engine, least
+        self.scores: list[dict[Wiring, Score]] = [{} for _ in measures]
+
+    def enter(self, wirings: Iterable[Wiring]) -> None:
+        entered = list(dict.fromkeys([self.engine, *wirings]))
+        for measure, scores in zip(self.measures, self.scores, strict=True):
+            new = [wiring for wiring in entered if wiring not in scores]
+            if new:
+                scores.update(measure(new))
+            entered = self._staying(scores, entered)
+
+    @property
+    def looked(self) -> dict[Wiring, Score]:
+        """Of each wiring what was measured of it last; in the order in which they entered."""
+        latest = dict(self.scores[0])
+        for scores in self.scores[1:]:
+            latest.update(scores)
+        return latest
+
+    @property
+    def last(self) -> Mapping[Wiring, Score]:
+        """Of those that ran to the end."""
+        return self.scores[-1]
+
+    def ranked(self) -> list[Wiring]:
+        """Those that ran to the end, the best first."""
+        return _ranked(self.last, self.last)
+
+    def in_question(self) -> list[Wiring]:
+        """Of those, what would go on if there were more text."""
+        return [wiring for wiring in _ranked(self.last, self._staying(self.last, self.last)) if wiring != self.engine]
+
+    def _staying(self, scores: Mapping[Wiring, Score], entered: Iterable[Wiring]) -> list[Wiring]:
+        ranked = _ranked(scores, scores)
+        good = set(ranked[:KEPT])
+
+        def stays(wiring: Wiring) -> bool:
+            if surely(_behind(scores, ranked[0], wiring), LEFT):
+                return False
+            return wiring in good or not self._hopeless(scores[wiring])
+
+        return [wiring for wiring in entered if wiring == self.engine or stays(wiring)]
+
+    def _hopeless(self, score: Score) -> bool:
+        overlap = share(score.overlap, score.counts)
+        if overlap.clusters < 2:
+            return False
+        return overlap.value + quantile(1 - LEFT, overlap.clusters - 1) * overlap.error < self.least
+
+
+def _ranked(scores: Mapping[Wiring, Score], of: Iterable[Wiring]) -> list[Wiring]:
+    return sorted(of, key=lambda wiring: -share(scores[wiring].overlap, scores[wiring].counts).value)
+
+
+def _behind(scores: Mapping[Wiring, Score], best: Wiring, wiring: Wiring) -> Share:
+    return gain(scores[best].overlap, scores[wiring].overlap, scores[best].counts)
