@@ -27,6 +27,12 @@ class UnrolledAttention:
         self.layers: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         """Of each layer the keys and values of each step, [B, Hq, T, D] of step 0, [B, Hq, J, D] of the others."""
 
+    def copy(self) -> UnrolledAttention:
+        """To go on from here in another way; keys and values are shared."""
+        other = UnrolledAttention(self.places, self.last)
+        other.layers.update((layer, list(steps)) for layer, steps in self.layers.items())
+        return other
+
     def keep(self, chosen: Tensor) -> None:
         """Only these drafts go on: chosen [B, J'], indexes into the J."""
         assert self.places is not None, "drafts from everywhere all go on"

@@ -11,14 +11,15 @@ Shapes: B texts, T positions, J of them judged, K draft length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
 import torch
 from torch import Tensor
 
-from tandem_worker.probe.build import Parts, build
+from tandem_worker.models.teacher_forced import UnrolledAttention
+from tandem_worker.probe.build import Built, Parts, build
 from tandem_worker.probe.captured import Batch, Captured
 from tandem_worker.probe.drafting import attention, drafted, embedded, feature, first_step, step
 from tandem_worker.probe.wiring import Wiring
@@ -49,19 +50,29 @@ class Chain:
 
 @torch.inference_mode()
 def chains(captured: Captured, parts: Parts, wirings: Sequence[Wiring], length: int) -> dict[Wiring, Chain]:
+    """Wirings that differ in what is fed back only, `norm_output`, have their first step in common."""
     counts: dict[Wiring, list[Tensor]] = {wiring: [] for wiring in wirings}  # of several alike, one
     for batch in captured.batches():
-        for wiring in counts:
-            counts[wiring].append(_counted(batch, parts, wiring, length))
+        for start in dict.fromkeys(replace(wiring, norm_output=False) for wiring in wirings):
+            built = build(parts, start)
+            attend = attention(batch, built.module)
+            features = feature(batch, built.module, start)
+            hidden = first_step(batch, built.module, embedded(batch, built), features, attend)  # [B, J, H]
+            for wiring in counts:
+                if replace(wiring, norm_output=False) == start:
+                    went_on = _counted(batch, build(parts, wiring), attend.copy(), hidden, length)
+                    counts[wiring].append(went_on)
     found = {wiring: torch.cat(parts_of, 2).tolist() for wiring, parts_of in counts.items()}
     return {wiring: Chain(_tuples(accepted), _tuples(tried)) for wiring, (accepted, tried) in found.items()}
 
 
-def _counted(batch: Batch, parts: Parts, wiring: Wiring, length: int) -> Tensor:
-    """[2, K, B]: accepted and tried. Drafts end where they are refused: only the others are computed further."""
-    built, choices, told = build(parts, wiring), batch.choices(), []
-    module, attend = built.module, attention(batch, built.module)
-    hidden = first_step(batch, module, embedded(batch, built), feature(batch, module, wiring), attend)  # [B, J, H]
+def _counted(batch: Batch, built: Built, attend: UnrolledAttention, hidden: Tensor, length: int) -> Tensor:
+    """[2, K, B]: accepted and tried. Drafts end where they are refused: only the others are computed further.
+
+    hidden [B, J, H] of step 0, before the norm.
+    """
+    module, choices, told = built.module, batch.choices(), []
+    hidden = module.norm(hidden) if module.norm_output else hidden
     places, alive = batch.places, batch.judged  # [B, J]
     for k in range(length):
         proposal = built.ids[drafted(module, hidden).argmax(-1)]  # [B, J] for token t + 2 + k

@@ -10,7 +10,6 @@ Otherwise no wiring explains it, and the sentence says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem_worker.checks.pairing import Pairing
@@ -131,7 +130,7 @@ def _at_random(table: Table, name: str) -> bool:
 def _unexplained(table: Table, pairing: Pairing, threshold: float) -> Cause:
     engine, chain = table.engine, table.engine.chain
     assert chain is not None, "asked of a measured pair only"
-    tried, best = len(table.looked) - 1, _closest(table.rows)
+    tried, best = len(table.looked) - 1, table.closest
     evidence = (
         f"the best of {tried} others tried reaches {best.position0.value:.2f}" if best else "none other was tried"
     )
@@ -142,7 +141,3 @@ def _unexplained(table: Table, pairing: Pairing, threshold: float) -> Cause:
         f"{engine.position0.value:.2f} as {pairing.engine.title} will run it; {evidence}."
     )
     return Cause(DOES_NOT_PREDICT, sentence, engine, None, action)
-
-
-def _closest(rows: Iterable[Row]) -> Row | None:
-    return max(rows, key=lambda row: row.position0.value, default=None)

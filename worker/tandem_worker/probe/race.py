@@ -7,7 +7,8 @@ A wiring leaves the race in one of two ways only:
 - It is surely worse than the best one, on the same texts. What the drafter was made for predicts best of all, so it
   leaves in error only when a wiring as good as it passes for better, at a chance of `LEFT` each.
 - It surely predicts too little for anybody to believe in (`least`), and others look better. A step towards the right
-  wiring, with a second mistake still in it, may predict so little, and is among the best then: `KEPT` always stay.
+  wiring, with a second mistake still in it, may predict so little, and is among the best then: of those the best
+  `KEPT` stay, half as many at each further part.
 
 (A race in the sense of Maron and Moore, Hoeffding races, NIPS 1993, with a t-test on texts in place of their bound.)
 """
@@ -35,11 +36,11 @@ class Race:
 
     def enter(self, wirings: Iterable[Wiring]) -> None:
         entered = list(dict.fromkeys([self.engine, *wirings]))
-        for measure, scores in zip(self.measures, self.scores, strict=True):
+        for part, (measure, scores) in enumerate(zip(self.measures, self.scores, strict=True)):
             new = [wiring for wiring in entered if wiring not in scores]
             if new:
                 scores.update(measure(new))
-            entered = self._staying(scores, entered)
+            entered = self._staying(scores, entered, KEPT >> part)
 
     @property
     def looked(self) -> dict[Wiring, Score]:
@@ -56,15 +57,16 @@ class Race:
 
     def ranked(self) -> list[Wiring]:
         """Those that ran to the end, the best first."""
-        return _ranked(self.last, self.last)
+        return _ranked(self.last)
 
     def in_question(self) -> list[Wiring]:
-        """Of those, what would go on if there were more text."""
-        return [wiring for wiring in _ranked(self.last, self._staying(self.last, self.last)) if wiring != self.engine]
+        """Of those, what may be the right one, but for the engine's."""
+        staying = set(self._staying(self.last, self.last, 0))
+        return [wiring for wiring in self.ranked() if wiring in staying and wiring != self.engine]
 
-    def _staying(self, scores: Mapping[Wiring, Score], entered: Iterable[Wiring]) -> list[Wiring]:
-        ranked = _ranked(scores, scores)
-        good = set(ranked[:KEPT])
+    def _staying(self, scores: Mapping[Wiring, Score], entered: Iterable[Wiring], kept: int) -> list[Wiring]:
+        ranked = _ranked(scores)
+        good = set(ranked[:kept])
 
         def stays(wiring: Wiring) -> bool:
             if surely(_behind(scores, ranked[0], wiring), LEFT):
@@ -80,8 +82,8 @@ class Race:
         return overlap.value + quantile(1 - LEFT, overlap.clusters - 1) * overlap.error < self.least
 
 
-def _ranked(scores: Mapping[Wiring, Score], of: Iterable[Wiring]) -> list[Wiring]:
-    return sorted(of, key=lambda wiring: -share(scores[wiring].overlap, scores[wiring].counts).value)
+def _ranked(scores: Mapping[Wiring, Score]) -> list[Wiring]:
+    return sorted(scores, key=lambda wiring: -share(scores[wiring].overlap, scores[wiring].counts).value)
 
 
 def _behind(scores: Mapping[Wiring, Score], best: Wiring, wiring: Wiring) -> Share:

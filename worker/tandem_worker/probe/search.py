@@ -46,11 +46,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All that was measured: on the whole text (`rows`) and at first look (`looked`)."""
+    """All that was measured: on the whole text (`rows`), and on a part of it (`looked`, `closest`)."""
 
     engine: Row
     rows: tuple[Row, ...]  # without the engine's; in the order of their overlap
     looked: Mapping[Wiring, Score]
+    closest: Row | None  # the best but for the engine's at the last look, right or not
     layers: int  # n of the target
     twin: Row | None = None
 
@@ -84,7 +85,8 @@ def search(engine: Wiring, choices: Choices, looks: Sequence[Measure], measure: 
     finalists += _steps_back(finalists, engine)
     found = measure([engine, *dict.fromkeys(finalists)])
     rows = sorted((Row(w, s) for w, s in found.items() if w != engine), key=lambda row: -row.overlap.value)
-    return Table(Row(engine, found[engine]), tuple(rows), race.looked, choices.layers)
+    closest = next((Row(w, race.last[w]) for w in race.ranked() if w != engine), None)
+    return Table(Row(engine, found[engine]), tuple(rows), race.looked, closest, choices.layers)
 
 
 def _promising(last: Mapping[Wiring, Score], wiring: Wiring, engine: Wiring) -> bool:
