@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
+import uvicorn
 from tokenizers import Tokenizer
 
 from tandem_worker.checkpoint import open_checkpoint, read_drafter, read_target
@@ -20,7 +23,9 @@ from tandem_worker.engine.request import Finish, Request, Sampling
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.load import load_drafter, load_target
+from tandem_worker.server.app import make_app
 from tandem_worker.server.start import Settings
+from tandem_worker.server.worker import Worker
 from unit.pairs import TINY_PAIR
 
 CPU = torch.device("cpu")
@@ -135,6 +140,22 @@ def tiny_settings(key_file: Path | None = None) -> Settings:
         operator_key_file=key_file,
         pod_uid=POD if key_file else None,
     )
+
+
+@contextmanager
+def over_http(worker: Worker) -> Iterator[str]:
+    """-> where the worker is served. Ends it, too."""
+    server = uvicorn.Server(uvicorn.Config(make_app(worker), port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        worker.engine.stop()
+        worker.template.close()
 
 
 def wait_for(condition: Callable[[], bool], tries: int = 2000) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-import uvicorn
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,7 +31,7 @@ from tandem_worker.server.app import make_app
 from tandem_worker.server.metrics import Metrics
 from tandem_worker.server.start import start
 from tandem_worker.server.worker import Worker
-from unit.serving import POD, generate, make_engine, prompts, tiny_settings, tokenizer, wait_for
+from unit.serving import POD, generate, make_engine, over_http, prompts, tiny_settings, tokenizer, wait_for
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
@@ -77,16 +76,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     key_file = tmp_path_factory.mktemp("keys") / "operator.pem"
     write_key(key_file, KEY)
     worker = start(tiny_settings(key_file))
-    server = uvicorn.Server(uvicorn.Config(make_app(worker), port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    with over_http(worker) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield Served(worker, client, key_file)
-    server.should_exit = True
-    thread.join()
-    worker.engine.stop()
 
 
 def greedy(prompt: list[int], tokens: int) -> str:
@@ -169,9 +160,9 @@ def test_seed_repeats_a_sampled_text_with_speculation_and_without(served: Served
 
 BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": PROMPT, "n": 2}, "n: "),
-    ({"prompt": PROMPT, "logprobs": 3}, "logprobs: "),
+    ({"prompt": PROMPT, "logprobs": 6}, "logprobs: "),
     ({"prompt": PROMPT, "echo": True}, "echo: "),
-    ({"prompt": PROMPT, "presence_penalty": 0.5}, "presence_penalty: "),
+    ({"prompt": PROMPT, "presence_penalty": 2.5}, "presence_penalty: "),
     ({"prompt": PROMPT, "temperature": -1}, "temperature: "),
     ({"prompt": PROMPT, "temperature": "hot"}, "temperature: "),
     ({"prompt": PROMPT, "top_p": 0}, "top_p: "),
@@ -185,6 +176,14 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [3, 512]}, "Token 512 is not in the vocabulary of 512"),
     ({"prompt": ["a"] * 129}, "may hold 128 prompts, this one holds 129"),
     ({}, "prompt: "),
+    ({"prompt": PROMPT, "top_k": -2}, "top_k: "),
+    ({"prompt": PROMPT, "min_p": 1.5}, "min_p: "),
+    ({"prompt": PROMPT, "repetition_penalty": 0}, "repetition_penalty: "),
+    ({"prompt": PROMPT, "logit_bias": {"x": 1}}, "logit_bias"),
+    ({"prompt": PROMPT, "logit_bias": {"3": 101}}, "logit_bias"),
+    ({"prompt": PROMPT, "logit_bias": {"512": 1}}, "Token 512 is not in the vocabulary of 512"),
+    ({"prompt": PROMPT, "logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
+    ({"prompt": PROMPT, "stream_options": {"include_usage": True}}, "stream_options may only be given with"),
     ({"prompt": "word " * 600}, "This model's context holds 512 tokens"),
     ({"prompt": PROMPT, "max_tokens": 510}, "Shorten the prompt or max_tokens"),
 ]

@@ -52,6 +52,8 @@ class Metric(_Described):
         "Tokens emitted per round, the target's own included"
     REQUESTS = "tandem_requests_total", Kind.COUNTER, "revision origin outcome", "requests", \
         "Requests that have ended: finished, cancelled or failed"
+    REFUSED = "tandem_refused_requests_total", Kind.COUNTER, "revision", "requests", \
+        "Requests refused with 429 because too many wait; not among tandem_requests_total"
     REQUEST_SECONDS = "tandem_request_seconds", Kind.HISTOGRAM, "revision origin", "seconds", \
         "Time from arrival to the last token, of finished requests"
     PROMPT_TOKENS = "tandem_prompt_tokens_total", Kind.COUNTER, "revision origin", "tokens", \

@@ -230,7 +230,8 @@ class Engine:
     def _append(self, request: Request, choices: Sequence[Choice]) -> None:
         """Cuts at an end token or at the length that was asked for."""
         room = min(request.sampling.max_tokens - request.generated, self.context_limit - len(request.tokens))
-        ends = [i + 1 for i, choice in enumerate(choices) if choice.token in self.eos_token_ids]
+        eos = frozenset() if request.sampling.ignore_eos else self.eos_token_ids
+        ends = [i + 1 for i, choice in enumerate(choices) if choice.token in eos]
         count = min([room, *ends])
         finish = None
         if count <= len(choices):

@@ -1,7 +1,7 @@
 """Runs steps with the kernels, on a GPU.
 
 `verify` and `draft` do what their namesakes in `runner` do, with the host in between: for chunks of prompts, for
-sampled text, for anything that is not plain greedy decoding. That part goes through `rounds`. Both run the same kernels
+log probabilities, for anything that is not plain decoding. That part goes through `rounds`. Both run the same kernels
 on the same caches, and rows have the same bits in either.
 
 Rows of a step lie behind each other without gaps: place does not matter here, so there are no tiles of rows as on the

@@ -36,6 +36,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # token and what is added
     logprobs: int | None = None  # how many of the most probable tokens are told beside the chosen one; None: not asked
+    ignore_eos: bool = False  # go on through end tokens
     speculate: bool = True  # False: a token a round, whatever the engine does for others
 
     @property

@@ -8,10 +8,14 @@ The functions and filters are those that transformers gives to templates.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -60,32 +64,70 @@ def read_template(target: Checkpoint) -> Template | None:
 
 def render(template: Template, talks: Sequence[Sequence[Message]]) -> list[str]:
     """Each conversation as text. Raises CheckpointError (CouldNotCheck) for a template that fails or is stopped."""
-    asked = {
-        "source": template.source,
-        "tokens": template.tokens,
-        "talks": [[message._asdict() for message in talk] for talk in talks],
-        "seconds": TIME_LIMIT_SECONDS,
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            input=json.dumps(asked).encode(),
-            capture_output=True,
-            timeout=TIME_LIMIT_SECONDS + 5,  # the process has a limit of its own; this one is for a stopped one
-            check=False,
+    with closing(Sandbox()) as sandbox:
+        return sandbox.render(template, [[message._asdict() for message in talk] for talk in talks])
+
+
+class Sandbox:
+    """The process for templates. One that had to be stopped is followed by another. For any thread."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def render(
+        self, template: Template, talks: Sequence[Sequence[Mapping[str, Any]]], add_generation_prompt: bool = False
+    ) -> list[str]:
+        """Raises CheckpointError (CouldNotCheck) for a template that fails or is stopped."""
+        asked = {
+            "source": template.source,
+            "tokens": template.tokens,
+            "talks": talks,
+            "add_generation_prompt": add_generation_prompt,
+            "seconds": TIME_LIMIT_SECONDS,
+        }
+        with self._lock:
+            answer = self._ask(json.dumps(asked).encode() + b"\n", template.file)
+        if "failed" in answer:
+            raise _failed(template.file, printable(answer["failed"] or "it failed", 200))
+        texts: list[str] = answer["texts"]
+        return texts
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _ask(self, line: bytes, file: Path) -> dict[str, Any]:
+        process = self._process = self._process or subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-    except subprocess.TimeoutExpired:
-        raise _failed(template.file, f"it did not end within {TIME_LIMIT_SECONDS} seconds") from None
-    if done.returncode < 0:
-        limit = f"{TIME_LIMIT_SECONDS} seconds or {MEMORY_LIMIT_BYTES >> 20} MiB"
-        raise _failed(template.file, f"it was stopped at the limit of {limit}")
-    if done.returncode:
-        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _failed(template.file, printable(reason[-1] if reason else "it failed", 200))
-    if len(done.stdout) > LARGEST_OUTPUT_BYTES:
-        raise _failed(template.file, f"it wrote more than {LARGEST_OUTPUT_BYTES >> 20} MiB")
-    texts: list[str] = json.loads(done.stdout)
-    return texts
+        assert process.stdin
+        assert process.stdout
+        # The process has a limit of CPU time; this one is for a process that is stopped.
+        timer = threading.Timer(TIME_LIMIT_SECONDS + 5, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            written = process.stdout.readline(LARGEST_OUTPUT_BYTES + 1)
+        except BrokenPipeError:
+            written = b""
+        finally:
+            timer.cancel()
+        if not written.endswith(b"\n"):
+            self._stop()
+            if len(written) > LARGEST_OUTPUT_BYTES:
+                raise _failed(file, f"it wrote more than {LARGEST_OUTPUT_BYTES >> 20} MiB")
+            limit = f"{TIME_LIMIT_SECONDS} seconds or {MEMORY_LIMIT_BYTES >> 20} MiB"
+            raise _failed(file, f"it was stopped at the limit of {limit}")
+        answer: dict[str, Any] = json.loads(written)
+        return answer
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.communicate()
 
 
 def _failed(file: Path, reason: str) -> CheckpointError:
@@ -124,20 +166,27 @@ def _render_here(asked: dict[str, Any]) -> list[str]:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     template = environment.from_string(asked["source"])
-    return [template.render(messages=talk, add_generation_prompt=False, **asked["tokens"]) for talk in asked["talks"]]
+    more = {"add_generation_prompt": asked["add_generation_prompt"], **asked["tokens"]}
+    return [template.render(messages=talk, **more) for talk in asked["talks"]]
+
+
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    limit = math.ceil(time.process_time()) + asked["seconds"]
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+    try:
+        return {"texts": _render_here(asked)}
+    except MemoryError:
+        return {"failed": f"it needs more than {MEMORY_LIMIT_BYTES >> 20} MiB"}
+    except Exception as failure:
+        return {"failed": f"{type(failure).__name__}: {failure}"}
 
 
 def _main() -> None:
-    asked = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"], asked["seconds"]))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    try:
-        texts = _render_here(asked)
-    except MemoryError:
-        sys.exit(f"it needs more than {MEMORY_LIMIT_BYTES >> 20} MiB")
-    except Exception as failure:
-        sys.exit(f"{type(failure).__name__}: {failure}")
-    json.dump(texts, sys.stdout)
+    for line in sys.stdin.buffer:
+        sys.stdout.write(json.dumps(_answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

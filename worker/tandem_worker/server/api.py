@@ -1,27 +1,41 @@
-"""The OpenAI completions API as models: what is understood, and errors in its shape.
+"""What OpenAI's completions and chat completions have in common: errors, the settings of a request, usage.
 
 A field that would be ignored is refused unless its value is the one that changes nothing, so that nobody is served
-something else than what was asked for.
+something else than what was asked for. Beside OpenAI's fields there are those that vLLM and SGLang also take (`top_k`,
+`min_p`, `repetition_penalty`, `ignore_eos`), and `speculate`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import secrets
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from tandem_worker.engine.request import Sampling
+
 MAX_SEED = 2**63 - 1
+MAX_BIASES = 300
+"""As with OpenAI."""
 
 
 class ApiError(Exception):
     """An answer in OpenAI's error shape."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -31,6 +45,7 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage so far in every event
 
 
 def _as_list(value: object) -> object:
@@ -38,29 +53,33 @@ def _as_list(value: object) -> object:
 
 
 Token = Annotated[int, Field(ge=0, strict=True)]
-Stop = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class CompletionRequest(Strict):
+class GenerationRequest(Strict):
+    """Settings of both kinds of request."""
+
     model: str
-    prompt: str | list[Token] | list[str] | list[list[Token]]
-    max_tokens: int = Field(default=16, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-MAX_SEED, le=MAX_SEED)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[Annotated[int, Field(ge=0)], Bias] = Field(default={}, max_length=MAX_BIASES)
     stop: Annotated[tuple[Stop, ...], BeforeValidator(_as_list), Field(max_length=4)] = ()
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     user: str | None = None
+    # Not OpenAI's:
+    top_k: int = Field(default=0, ge=-1, description="0 or -1: all tokens")
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    ignore_eos: bool = False
+    speculate: bool = True
     # Understood only with the value that changes nothing:
     n: Literal[1] = 1
-    best_of: Literal[1] = 1
-    echo: Literal[False] = False
-    logprobs: None = None
-    logit_bias: None = None
-    presence_penalty: Literal[0] = 0
-    frequency_penalty: Literal[0] = 0
-    suffix: None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -68,12 +87,29 @@ class CompletionRequest(Strict):
         """As with OpenAI."""
         return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
-    def prompts(self) -> list[str | list[int]]:
-        """One entry per choice."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        numbers = [item for item in self.prompt if isinstance(item, int)]
-        return [numbers] if numbers or not self.prompt else [item for item in self.prompt if not isinstance(item, int)]
+    @model_validator(mode="after")
+    def _options_belong_to_streams(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise ValueError("stream_options may only be given with stream: true")
+        return self
+
+    def sampling(self, max_tokens: int, logprobs: int | None, index: int = 0) -> Sampling:
+        """Prompts of one request draw independently, also with a seed."""
+        return Sampling(
+            max_tokens,
+            self.temperature,
+            self.top_p,
+            secrets.randbits(63) if self.seed is None else self.seed + index,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple(self.logit_bias.items()),
+            logprobs=logprobs,
+            ignore_eos=self.ignore_eos,
+            speculate=self.speculate,
+        )
 
 
 class Usage(Strict):
@@ -87,19 +123,5 @@ class Usage(Strict):
         return cls(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=total)
 
 
-class Choice(Strict):
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: Literal["stop", "length"] | None = None
-
-
-class Completion(Strict):
-    """A whole answer, or one event of a stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int  # seconds since 1970
-    model: str
-    choices: list[Choice]
-    usage: Usage | None = None
+Ending = Literal["stop", "length"]
+"""OpenAI's finish reasons that occur here."""

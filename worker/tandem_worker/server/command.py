@@ -54,6 +54,9 @@ def serve(
         int | None,
         typer.Option(min=64, help="Tokens that the cache holds. Default: max-batch x 2048, or x the model's context."),
     ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait; more are refused with 429 and told when to ask again.")
+    ] = 256,
     prefill_chunk: Annotated[int, typer.Option(min=8, help="Prompt tokens per step.")] = 128,
     context_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and completion. Default: the target's.")
@@ -95,6 +98,7 @@ def serve(
         ),
         threads=threads,
         gpu_memory_fraction=gpu_memory_fraction,
+        max_waiting=max_waiting,
         expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),
         operator_key_file=operator_key_file,
         pod_uid=pod_uid,

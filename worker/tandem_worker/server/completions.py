@@ -1,175 +1,100 @@
-"""`POST /v1/completions`: from the request's prompts to the engine and back, as one answer or as a stream."""
+"""OpenAI's completions: what is asked, and the shape of answers."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from tokenizers import Tokenizer
+from pydantic import Field
 
-from tandem_worker.contract import Origin
-from tandem_worker.engine.request import Finish, Listener, Request, Sampling
-from tandem_worker.engine.thread import EngineThread
-from tandem_worker.server.api import ApiError, Choice, Completion, CompletionRequest, Usage
-from tandem_worker.server.text import StopStrings, TextStream
-
-MAX_PROMPTS = 128
+from tandem_worker.server.api import Ending, GenerationRequest, Strict, Token, Usage
+from tandem_worker.server.job import Job, Piece, Told
+from tandem_worker.server.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    tokenizer: Tokenizer
-    size: int
+class CompletionRequest(GenerationRequest):
+    prompt: str | list[Token] | list[str] | list[list[Token]]
+    max_tokens: int = Field(default=16, ge=1)
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    # Understood only with the value that changes nothing:
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    suffix: None = None
 
-    def encode(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        """Raises ApiError for too many prompts, an empty one, and a token that is none."""
-        if len(prompts) > MAX_PROMPTS:
-            raise ApiError(400, f"A request may hold {MAX_PROMPTS} prompts, this one holds {len(prompts)}.", "prompt")
-        encoded = [self.tokenizer.encode(one).ids if isinstance(one, str) else one for one in prompts]
-        for tokens in encoded:
-            if not tokens:
-                raise ApiError(400, "The prompt is empty.", "prompt")
-            if max(tokens) >= self.size:
-                raise ApiError(400, f"Token {max(tokens)} is not in the vocabulary of {self.size}.", "prompt")
-        return encoded
-
-
-@dataclass
-class Answer:
-    """One choice, as far as it has come."""
-
-    request: Request
-    text: TextStream
-    stops: StopStrings
-    completion_tokens: int = 0
-    finish: Finish | None = None
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per choice."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        numbers = [item for item in self.prompt if isinstance(item, int)]
+        return [numbers] if numbers or not self.prompt else [item for item in self.prompt if not isinstance(item, int)]
 
 
-class Job:
-    """The choices of one HTTP request while the engine works on them."""
+class Logprobs(Strict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
 
-    def __init__(
-        self,
-        engine: EngineThread,
-        tokenizer: Tokenizer,
-        asked: CompletionRequest,
-        prompts: Sequence[list[int]],
-        origin: Origin,
-    ) -> None:
-        """Raises ApiError when a prompt is too long."""
-        self._engine, self._model = engine, asked.model
-        self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        self._include_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        self._events: asyncio.Queue[tuple[int, list[int], Finish | None]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        samplings = [_sampling(asked, index) for index in range(len(prompts))]
-        for prompt, sampling in zip(prompts, samplings, strict=True):
-            _check_length(len(prompt), sampling.max_tokens, engine.engine.context_limit)
-        self._answers = [
-            Answer(
-                Request(tuple(prompt), sampling, self._listener(index), origin),
-                TextStream(tokenizer, prompt),
-                StopStrings(asked.stop),
-            )
-            for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
-        ]
 
-    async def whole(self) -> Completion:
-        """Raises ApiError when the engine fails."""
-        texts = [""] * len(self._answers)
-        async for choice in self._choices():
-            texts[choice.index] += choice.text
-        choices = [
-            Choice(index=index, text=texts[index], finish_reason=_reason(answer.finish))
-            for index, answer in enumerate(self._answers)
-        ]
-        return self._completion(choices, self._usage())
+class Choice(Strict):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: Ending | None = None
 
-    async def stream(self) -> AsyncIterator[str]:
-        """Server-sent events. A failure of the engine is an event too: the status line is long gone."""
-        try:
-            async for choice in self._choices():
-                yield _event(self._completion([choice]).model_dump_json(exclude={"usage"}))
-            if self._include_usage:
-                yield _event(self._completion([], self._usage()).model_dump_json())
-        except ApiError as failure:
-            yield _event(json.dumps(failure.body()))
-        yield _event("[DONE]")
 
-    async def _choices(self) -> AsyncIterator[Choice]:
-        """Pieces of text as they come. Whoever stops listening ends the requests, and their pages are free again."""
-        for answer in self._answers:
-            self._engine.submit(answer.request)
-        try:
-            while any(answer.finish is None for answer in self._answers):
-                index, tokens, finish = await self._events.get()
-                choice = self._take(index, tokens, finish)
-                if choice is not None:
-                    yield choice
-        finally:
-            for answer in self._answers:
-                if answer.finish is None:
-                    self._engine.end(answer.request, Finish.CANCELLED)
+class Completion(Strict):
+    """A whole answer, or one event of a stream."""
 
-    def _take(self, index: int, tokens: list[int], finish: Finish | None) -> Choice | None:
-        answer = self._answers[index]
-        if answer.finish is not None:  # what came after its stop string
-            return None
-        if finish is Finish.FAILED:
-            raise ApiError(500, "The engine failed; the worker will be replaced.", code="engine_broken")
-        if finish is Finish.CANCELLED:
-            raise ApiError(503, "The worker is shutting down; ask again.", code="shutting_down")
-        answer.completion_tokens += len(tokens)
-        shown = [token for token in tokens if token not in self._engine.engine.eos_token_ids]
-        last = finish is not None
-        text, stopped = answer.stops.push(answer.text.push(shown, last), last)
-        if stopped and not last:
-            self._engine.end(answer.request, Finish.STOP)
-        answer.finish = Finish.STOP if stopped else finish
-        if not text and answer.finish is None:
-            return None
-        return Choice(index=index, text=text, finish_reason=_reason(answer.finish))
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int  # seconds since 1970
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
 
-    def _listener(self, index: int) -> Listener:
-        def listen(tokens: list[int], finish: Finish | None) -> None:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, tokens, finish))
 
-        return listen
+class CompletionForm:
+    """See `forms`."""
 
-    def _completion(self, choices: list[Choice], usage: Usage | None = None) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def __init__(self, job: Job, vocabulary: Vocabulary, model: str, created: int, logprobs: int | None) -> None:
+        self._job, self._vocabulary, self._model, self._created = job, vocabulary, model, created
+        self._logprobs = logprobs
 
-    def _usage(self) -> Usage:
-        return Usage.of(
-            sum(len(answer.request.prompt) for answer in self._answers),
-            sum(answer.completion_tokens for answer in self._answers),
+    def opening(self) -> list[Completion]:
+        return []
+
+    def event(self, piece: Piece, usage: Usage | None) -> Completion:
+        return self._completion([self._choice(piece.choice, piece.text, piece.tokens, piece.ending)], usage)
+
+    def closing(self, usage: Usage) -> Completion:
+        return self._completion([], usage)
+
+    def whole(self, pieces: list[Piece]) -> Completion:
+        choices = []
+        for index in range(len(self._job.answers)):
+            own = [piece for piece in pieces if piece.choice == index]
+            tokens = [told for piece in own for told in piece.tokens]
+            choices.append(self._choice(index, "".join(piece.text for piece in own), tokens, own[-1].ending))
+        return self._completion(choices, self._job.usage)
+
+    def _choice(self, index: int, text: str, tokens: list[Told], ending: Ending | None) -> Choice:
+        logprobs = self._written(tokens) if self._logprobs is not None else None
+        return Choice(index=index, text=text, logprobs=logprobs, finish_reason=ending)
+
+    def _written(self, tokens: list[Told]) -> Logprobs:
+        text = self._vocabulary.text
+        return Logprobs(
+            tokens=[text(told.logprob.token) for told in tokens],
+            token_logprobs=[told.logprob.value for told in tokens],
+            top_logprobs=[
+                # The chosen token is always among them; the more probable of two that read alike wins.
+                {text(told.logprob.token): told.logprob.value}
+                | {text(token): value for token, value in reversed(told.logprob.top)}
+                for told in tokens
+            ],
+            text_offset=[told.offset for told in tokens],
         )
 
-
-def _sampling(asked: CompletionRequest, index: int) -> Sampling:
-    """Prompts of one request draw independently, also with a seed."""
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed + index
-    return Sampling(asked.max_tokens, asked.temperature, asked.top_p, seed)
-
-
-def _check_length(prompt_tokens: int, max_tokens: int, limit: int) -> None:
-    if prompt_tokens + max_tokens > limit:
-        message = (
-            f"This model's context holds {limit} tokens, but {prompt_tokens + max_tokens} are asked for "
-            f"({prompt_tokens} in the prompt, {max_tokens} for the completion). Shorten the prompt or max_tokens."
-        )
-        raise ApiError(400, message, "prompt", "context_length_exceeded")
-
-
-def _reason(finish: Finish | None) -> Literal["stop", "length"] | None:
-    return None if finish is None else "stop" if finish is Finish.STOP else "length"
-
-
-def _event(data: str) -> str:
-    return f"data: {data}\n\n"
+    def _completion(self, choices: list[Choice], usage: Usage | None) -> Completion:
+        job = self._job
+        return Completion(id=job.identifier, created=self._created, model=self._model, choices=choices, usage=usage)

@@ -38,6 +38,7 @@ class Metrics:
         self._accepted = self._by_origin(Metric.ACCEPTED_TOKENS)
         self._per_position = self._counters(Metric.ACCEPTED_PER_POSITION, origin=Origin, position=positions)
         self._requests = self._counters(Metric.REQUESTS, origin=Origin, outcome=sorted(set(OUTCOMES.values())))
+        self.refused = self._counters(Metric.REFUSED)[()]
         self._prompt_tokens = self._by_origin(Metric.PROMPT_TOKENS)
         self._generated = self._by_origin(Metric.GENERATED_TOKENS)
         self._finished = {

@@ -70,6 +70,7 @@ async def _run(worker: Worker, bound: socket.socket, drain_seconds: float) -> No
     finally:
         ending.cancel()
         worker.engine.stop()
+        worker.template.close()
 
 
 async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drain_seconds: float) -> None:

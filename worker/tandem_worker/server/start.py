@@ -40,9 +40,11 @@ from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.engine.thread import EngineThread
 from tandem_worker.models.load import LoadedDrafter, load_drafter, load_target
+from tandem_worker.probe.template import read_template
 from tandem_worker.server.admin import Gate
-from tandem_worker.server.completions import Vocabulary
+from tandem_worker.server.chat import ChatTemplate
 from tandem_worker.server.metrics import Metrics
+from tandem_worker.server.vocabulary import Vocabulary
 from tandem_worker.server.worker import Identity, Worker
 from tandem_worker.verify import difference, found_in
 
@@ -64,6 +66,7 @@ class Settings:
     operator_key_file: Path | None
     pod_uid: str | None
     gpu_memory_fraction: float | None = None
+    max_waiting: int = 256
 
     @property
     def on_gpu(self) -> bool:
@@ -131,7 +134,9 @@ def _start(settings: Settings) -> Worker:
         settings.revision, settings.model, settings.engine.draft_length, pair.fingerprints, resolution, tested
     )
     gate = Gate(settings.operator_key_file, settings.pod_uid)
-    worker = Worker(identity, EngineThread(engine, settings.threads), metrics, vocabulary, gate)
+    template = ChatTemplate(read_template(pair.target_checkpoint))
+    thread = EngineThread(engine, settings.threads)
+    worker = Worker(identity, thread, metrics, vocabulary, template, gate, settings.max_waiting)
     reason = _why_off(settings, tested)
     worker.set_speculation(not reason, reason)
     worker.engine.start()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tandem_worker.contract import Fingerprints, Resolution, SelfTest, SpeculationCommand, WorkerStatus
 from tandem_worker.engine.thread import EngineThread
 from tandem_worker.server.admin import Gate
-from tandem_worker.server.completions import Vocabulary
+from tandem_worker.server.chat import ChatTemplate
 from tandem_worker.server.metrics import Metrics
+from tandem_worker.server.vocabulary import Vocabulary
 
 HEARTBEAT_LIMIT_SECONDS = 20
 """One step of the largest prompt chunk on a busy CPU stays far below."""
@@ -29,21 +32,23 @@ class Identity:
 
 
 class InFlight:
-    """Counts requests from their first to their last byte: `with in_flight: ...`."""
+    """Counts choices of requests from their first to their last byte: `with in_flight.places(choices): ...`."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
         self.none = asyncio.Event()
         self.none.set()
 
-    def __enter__(self) -> None:
-        self._count += 1
+    @contextmanager
+    def places(self, choices: int) -> Iterator[None]:
+        self.count += choices
         self.none.clear()
-
-    def __exit__(self, *failure: object) -> None:
-        self._count -= 1
-        if not self._count:
-            self.none.set()
+        try:
+            yield
+        finally:
+            self.count -= choices
+            if not self.count:
+                self.none.set()
 
 
 @dataclass
@@ -52,7 +57,9 @@ class Worker:
     engine: EngineThread
     metrics: Metrics
     vocabulary: Vocabulary
+    template: ChatTemplate
     gate: Gate
+    max_waiting: int  # requests behind those that run; more are refused
     speculation_reason: str = ""  # why it is off
     draining: bool = False
     in_flight: InFlight = field(default_factory=InFlight)
@@ -70,6 +77,10 @@ class Worker:
     def unready(self) -> str:
         """Why no traffic should come, or nothing."""
         return self.unhealthy() or ("Draining: the worker is shutting down" if self.draining else "")
+
+    @property
+    def full(self) -> bool:
+        return self.in_flight.count >= self.engine.engine.scheduler.max_batch + self.max_waiting
 
     def set_speculation(self, enabled: bool, reason: str) -> None:
         self.engine.switch(enabled)
