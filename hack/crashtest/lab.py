@@ -33,12 +33,16 @@ GROUPS = {
     "deployments": "apis/apps/v1",
     "controllerrevisions": "apis/apps/v1",
     "jobs": "apis/batch/v1",
+    "poddisruptionbudgets": "apis/policy/v1",
     "events": "apis/events.k8s.io/v1",
     "leases": "apis/coordination.k8s.io/v1",
 }
-CHILDREN = ("deployments", "controllerrevisions", "jobs", "services", "configmaps", "pods")
+CHILDREN = (
+    "deployments", "controllerrevisions", "jobs", "services", "configmaps", "serviceaccounts", "poddisruptionbudgets",
+    "pods",
+)  # fmt: skip
 NAME = "pair"
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS, STILL_SECONDS = 60.0, 2.5
 
 
 def hollow_spec(drafter: str = "a", replicas: int = 2, **behaviour: object) -> Manifest:
@@ -200,6 +204,18 @@ class Place:
         except aiohttp.ClientResponseError as error:
             if error.status != 404:
                 raise
+
+    async def end(self) -> Manifest:
+        """The gist, once it has stood still for some intervals of the analysis: a worker that is going away, or was
+        not yet read, is no part of how things end."""
+        gist, since = await self.gist(), time.monotonic()
+        deadline = since + LIMIT_SECONDS
+        while time.monotonic() - since < STILL_SECONDS:
+            await asyncio.sleep(0.25)
+            if (now := await self.gist()) != gist:
+                gist, since = now, time.monotonic()
+            assert time.monotonic() < deadline, f"{self.namespace}: no rest in {LIMIT_SECONDS:g} s"
+        return gist
 
     async def gist(self) -> Manifest:
         """Children and status without times, uids, figures and what is new in every namespace or life."""

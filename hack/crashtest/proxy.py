@@ -72,6 +72,7 @@ class Proxy:
     log: list[str] = field(default_factory=list)  # the writes, in words
     faults: list[Fault] = field(default_factory=list)
     kill_at: tuple[int, Literal["before", "after"]] | None = None
+    killed_at: str = ""  # that write, in words
     kill: Callable[[], None] = lambda: None
 
     @classmethod
@@ -83,7 +84,7 @@ class Proxy:
         proxy = cls(server["server"], trusted, user["token"])
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", proxy._handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         proxy.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -125,10 +126,11 @@ class Proxy:
         counted = request.method in WRITES and _UNCOUNTED not in request.path
         if counted:
             self.writes += 1
-            self.log.append(f"{request.method} {request.path.rpartition('/namespaces/')[2]}")
+            self.log.append(f"{request.method} {request.path.rpartition('/namespaces/')[2].partition('/')[2]}")
         number = self.writes
         if counted and self.kill_at == (number, "before"):
             self._die()
+            return _broken(request)
         if fault := self._fault_of(request):
             if fault.kind == "reset":
                 return _broken(request)
@@ -159,7 +161,7 @@ class Proxy:
             return await _passed_on(request, answer)
 
     def _die(self) -> None:
-        self.kill_at = None
+        self.kill_at, self.killed_at = None, self.log[-1]
         self.kill()
 
 

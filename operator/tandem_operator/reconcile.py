@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import UTC, datetime
 
 from kubernetes.aio import client
 
-from tandem_operator.apply import apply
+from tandem_operator.apply import CONFLICT_AGAIN_SECONDS, apply
+from tandem_operator.clock import Clock
 from tandem_operator.events import Events
 from tandem_operator.metrics import Metrics
 from tandem_operator.observe import InvalidObject, observe
@@ -26,7 +26,7 @@ class Reconciler:
         self, api: client.ApiClient, store: Store, workers: Workers, settings: Settings, metrics: Metrics
     ) -> None:
         self._api, self._store, self._workers, self._settings, self._metrics = api, store, workers, settings, metrics
-        self._events = Events(api)
+        self._events, self._clock = Events(api), Clock()
         self._writer = Writer(api, store)
 
     async def __call__(self, key: Key) -> float | None:
@@ -37,12 +37,16 @@ class Reconciler:
             if sight is None:
                 self._metrics.forget(key)
                 self._events.forget(key)
+                self._clock.forget(key)
                 self._writer.forget(key)
                 return GONE
-            now = datetime.now(UTC).replace(microsecond=0)
-            decided = plan(Context(sight.observed, self._settings, now))
+            now, clock_set = self._clock.read(key)
+            decided = plan(Context(sight.observed, self._settings, now, clock_set))
             self._metrics.show(key, sight.observed.resource, decided.status)
-            return await apply(self._api, self._store, self._writer, self._workers, self._events, sight, decided, now)
+            again = await apply(self._api, self._store, self._writer, self._workers, self._events, sight, decided, now)
+            if again != CONFLICT_AGAIN_SECONDS:  # else its status is still as it was
+                self._clock.moved_along(key)
+            return again
         except InvalidObject as error:
             # Stored under another CRD than ours: nothing is touched, what serves goes on serving.
             log.error("%s/%s can't be read by this operator, is the CRD its own? %s", *key, error)

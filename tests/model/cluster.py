@@ -46,6 +46,7 @@ class Cluster(World):
     deaf: set[str] = field(default_factory=set)  # uids
     leaving: dict[str, Pod] = field(default_factory=dict)  # by uid
     version: int = 0  # of the object, status included
+    clock_set: timedelta = timedelta()  # since the status was written, as the operator knows
     known: Observed | None = None  # as it was after the last pass; None for an operator that has just started
 
     def __post_init__(self) -> None:
@@ -73,13 +74,15 @@ class Cluster(World):
         self._serve()
         now, before = self.observed(), self.known
         seen = replace(now, **{kind: getattr(before, kind) for kind in late}) if before else now
-        decided = plan(Context(seen, SETTINGS, self.now))
+        decided = plan(Context(seen, SETTINGS, self.now, self.clock_set))
         # The status is replaced under the version that was seen: one that is no more is refused.
         refused = seen.resource is not now.resource and self.version != self._version_known
         writes = self.writes(decided)[: -1 if refused else None]
         for write in writes[:crash_after]:
             write()
         crashed = crash_after is not None and crash_after < len(writes)
+        if crashed or not refused:  # who starts does not know that it was set
+            self.clock_set = timedelta()
         self._version_known = self.version
         self.known = None if crashed else self.observed()
         self._settle()
@@ -102,9 +105,13 @@ class Cluster(World):
     def wipe_status(self) -> None:
         self.status, self.version = Status(), self.version + 1
 
-    def set_clock(self, hours: int) -> None:
+    def set_clock(self, hours: int, while_it_runs: bool) -> None:
+        """Else between two lives of the operator, and the next one can't know."""
         self.now += timedelta(hours=hours)
-        self.known = None  # the operator has restarted
+        if while_it_runs:
+            self.clock_set += timedelta(hours=hours)
+        else:
+            self.known, self.clock_set = None, timedelta()
 
     def quarantined(self, revision: str) -> bool:
         return (

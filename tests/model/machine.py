@@ -202,10 +202,9 @@ class Rollouts(RuleBasedStateMachine):
         for _ in range(passes):
             promises.kept(self.cluster.one_pass(seconds))
 
-    @rule(hours=st.sampled_from([-2, 2]))
-    def the_clock_is_set(self, hours: int) -> None:
-        """Between two lives of the operator: while it runs it goes by its own."""
-        self.cluster.set_clock(hours)
+    @rule(hours=st.sampled_from([-2, 2]), while_it_runs=st.booleans())
+    def the_clock_is_set(self, hours: int, while_it_runs: bool) -> None:
+        self.cluster.set_clock(hours, while_it_runs)
 
     # --- what holds ---
 

@@ -12,6 +12,7 @@ from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.api.status import AnswerOutcome, Command, Outcome
 from tandem_operator.plan.observed import Deployment, Observed
+from tandem_operator.plan.recovery import last_served
 from tandem_operator.plan.revisions import spec_hash
 from tandem_worker.contract import SelfTestOutcome
 
@@ -102,7 +103,7 @@ def weight_grows_by_evidence_alone(done: Pass) -> None:
     if canary != before.canary_revision or before.progress is None:
         earlier = any(h.revision == canary and h.served for h in done.seen.history)
         asked_for = any(entry.instead == canary for entry in after.quarantined)
-        direct = not before.stable_revision or not rollout.steps or earlier or asked_for
+        direct = not _stable_before(done) or not rollout.steps or earlier or asked_for
         first = rollout.steps[0].weight if rollout.steps else 100
         assert after.weight == first or (direct and after.weight == 100)
         return
@@ -121,16 +122,22 @@ def _promoted_by_hand(done: Pass) -> bool:
     return any((a.command, a.outcome) == (Command.PROMOTE, AnswerOutcome.ACCEPTED) for a in new)
 
 
+def _stable_before(done: Pass) -> str:
+    """As status says; one that was lost is found again in the records."""
+    status = done.seen.resource.status
+    return status.stable_revision or ("" if status.canary_revision else last_served(done.seen))
+
+
 def only_a_finished_canary_is_promoted(done: Pass) -> None:
     before, after = done.seen.resource.status, done.decided.status
-    if after.stable_revision == before.stable_revision:
+    if after.stable_revision == _stable_before(done):
         return
     assert after.stable_revision == before.canary_revision, "promoted without having been the canary"
     ready = [pod for pod in done.seen.of(after.stable_revision) if pod.ready]
     lifeless = [
         pod for pod in ready if (s := done.seen.worker(pod).status) and s.self_test.outcome == SelfTestOutcome.NO_LIFE
     ]
-    if not before.stable_revision and lifeless:
+    if not _stable_before(done) and lifeless:
         return  # nothing to go back to: the target serves, with speculation off
     at_the_end = before.weight == 100 or _promoted_by_hand(done)
     assert at_the_end, f"promoted at weight {before.weight}"

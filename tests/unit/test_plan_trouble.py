@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tandem_operator.api import Status
-from unit.world import Life, World, spec
+from tandem_worker.contract import ValidationReport, Verdict
+from unit.world import WEAK, Life, World, spec
 
 
 def held(drafter: str = "b") -> World:
@@ -134,3 +135,42 @@ def test_an_orphan_without_a_record_goes_when_it_is_empty() -> None:
     world.run(12)
     assert world.serving() == {"c": 2}
     assert list(world.deployments) == [world.status.stable_revision]
+
+
+# --- a status that is lost -------------------------------------------------------------------------------------------
+
+
+def test_what_served_is_found_again_and_the_canary_walks_its_steps_anew() -> None:
+    """A backup was restored without status (as Velero does it): a canary must not be taken for a first install."""
+    world = held()
+    stable, canary = world.status.stable_revision, world.status.canary_revision
+    world.status = Status()
+    world.step()
+    assert (world.status.stable_revision, world.status.canary_revision) == (stable, canary)
+    assert world.status.weight == 50
+    world.run(8)
+    assert world.condition("Progressing")[1] == "Paused"
+
+
+def test_workers_are_still_judged_when_the_status_is_lost_and_the_pair_is_in_doubt() -> None:
+    world = World(spec("a", replicas=2)).run(6)
+    stable = world.status.stable_revision
+    world.validate = lambda _: ValidationReport(verdict=Verdict.DOES_NOT_FIT, mode="Static", summary="does not fit")
+    world.status, world.jobs = Status(), {}
+    world.lives["a"] = Life(rate=WEAK)
+    world.run(40)
+    assert world.status.stable_revision == stable
+    assert world.serving() == {"a": 2}
+    assert world.condition("SpeculationActive")[:2] == ("False", "AcceptLengthBelowFloor")
+
+
+def test_a_record_whose_workers_are_gone_is_no_revision_that_serves() -> None:
+    world = World(spec("a", replicas=2)).run(6)
+    world.status, world.jobs = Status(), {}
+    world.deployments.clear()
+    world.pods.clear()
+    world.workers.clear()
+    world.edit(spec("b", replicas=2))
+    world.run(6)
+    assert world.serving() == {"b": 2}
+    assert not [event for event in world.events if "weight 50" in event], "there was nothing to compare it with"

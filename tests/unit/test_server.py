@@ -380,6 +380,17 @@ def test_command_that_is_not_the_operators_is_not_known(served: Served) -> None:
     assert served.worker.status().speculation_enabled
 
 
+def test_clocks_that_were_set_back_do_not_make_a_worker_deaf(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last command then seems to be issued later than all that come, and it is one that can't come again."""
+    now, since = time.time(), time.monotonic()
+    before_it_was_set = {"iat": now + 4, "exp": now + 20}
+    assert served.command(True, **before_it_was_set).status_code == 200
+    assert served.command(False, iat=now, exp=now + 20).status_code == 403
+    monkeypatch.setattr("tandem_worker.server.admin.time.monotonic", lambda: since + 40)
+    assert served.command(False, iat=now, exp=now + 20).status_code == 200
+    assert not served.worker.status().speculation_enabled
+
+
 def test_command_that_is_not_for_now_and_here_is_not_allowed(served: Served) -> None:
     now = time.time()
     other_pod = served.command(False, aud="another-pod")

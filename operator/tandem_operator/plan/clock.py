@@ -1,5 +1,9 @@
-"""A clock that was set back leaves times in status that are still to come, and whatever waits for them would stand
-still until then. They are taken as now: a deadline or an interval under way begins anew, once."""
+"""Times in status when the clock was set.
+
+While the operator runs it knows by how much (`Context.clock_set`), and every time is moved along: what is under way
+takes as long as it would have. One that has just started can't know. It takes times that are still to come as now, for
+whatever waits for them would stand still until then: a deadline or an interval under way begins anew, once.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +18,31 @@ from tandem_operator.plan.observed import Context
 Part = TypeVar("Part", bound=ApiModel)
 
 
-def without_future(context: Context) -> Context:
+def with_right_times(context: Context) -> Context:
     resource = context.observed.resource
-    status = _of_status(resource.status, context.now)
+    status = _of_status(context, resource.status)
     if status is resource.status:
         return context
     resource = resource.model_copy(update={"status": status})
     return replace(context, observed=replace(context.observed, resource=resource))
 
 
-def _of_status(status: Status, now: datetime) -> Status:
+def _of_status(context: Context, status: Status) -> Status:
     changed: dict[str, object] = {}
-    if status.progress and (progress := _clamped(status.progress, now)) is not status.progress:
-        changed["progress"] = progress
-    if status.validation and (validation := _clamped(status.validation, now)) is not status.validation:
-        changed["validation"] = validation
-    windows = [_clamped(window, now) for window in status.windows]
-    if any(new is not old for new, old in zip(windows, status.windows, strict=True)):
-        changed["windows"] = windows
+    for name in ("progress", "validation"):
+        part: ApiModel | None = getattr(status, name)
+        if part and (right := _right(context, part)) is not part:
+            changed[name] = right
+    for name in ("windows", "measurements"):
+        before: list[ApiModel] = getattr(status, name)
+        parts = [_right(context, part) for part in before]
+        if any(new is not old for new, old in zip(parts, before, strict=True)):
+            changed[name] = parts
     return status.model_copy(update=changed) if changed else status
 
 
-def _clamped(part: Part, now: datetime) -> Part:
-    """`part` itself if none of its times is after `now`."""
-    late = {name: now for name, value in part if isinstance(value, datetime) and value > now}
-    return part.model_copy(update=late) if late else part
+def _right(context: Context, part: Part) -> Part:
+    """`part` itself if all of its times are right."""
+    times = {name: value for name, value in part if isinstance(value, datetime)}
+    right = {name: min(value + context.clock_set, context.now) for name, value in times.items()}
+    return part.model_copy(update=right) if right != times else part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -122,11 +122,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Context:
-    """One pass: what was seen, the settings, and the only clock that `plan` knows."""
+    """One pass: what was seen, the settings, and the only clock that `plan` knows.
+
+    `clock_set`: by how much it was set, forward or back, since the times in status were written.
+    """
 
     observed: Observed
     settings: Settings
     now: datetime
+    clock_set: timedelta = timedelta()
 
     @cached_property
     def spec_hash(self) -> str:

@@ -20,11 +20,12 @@ from tandem_operator.api.rollout import OnCollapse
 from tandem_operator.api.status import Outcome
 from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation
 from tandem_operator.plan.analysis.figures import acceptance
-from tandem_operator.plan.clock import without_future
+from tandem_operator.plan.clock import with_right_times
 from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Notes, Plan
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers
+from tandem_operator.plan.recovery import with_stable
 from tandem_operator.plan.wanted import wanted as what_is_wanted
 
 CONFIG_AGAIN_SECONDS = 10.0
@@ -36,7 +37,7 @@ whose name is not known beforehand is the right to read all of them. So this is 
 def plan(context: Context) -> Plan:
     if context.observed.resource.metadata.deletion_timestamp:
         return Plan(status=context.observed.resource.status)  # owner references clean up
-    context, notes = without_future(context), Notes()
+    context, notes = with_stable(with_right_times(context)), Notes()
     checked = validation.check(context)
     notes.seen.append(checked.condition)
     for finding in checked.errors:

@@ -29,7 +29,7 @@ class Gate:
 
     def __init__(self, key_file: Path | None, pod_uid: str | None) -> None:
         self._key_file, self._pod_uid = key_file, pod_uid
-        self._last_issued_at = 0.0
+        self._last_issued_at, self._last_admitted_seconds = 0.0, 0.0
 
     def admit(self, authorization: str | None) -> SpeculationCommand:
         """`authorization` is the header's value. Raises Refused."""
@@ -43,10 +43,15 @@ class Gate:
         valid_seconds = command.exp - command.iat
         if valid_seconds > COMMAND_VALID_SECONDS:
             raise Refused(403, f"The command is valid for {valid_seconds:g} s, at most {COMMAND_VALID_SECONDS} s.")
-        if command.iat < self._last_issued_at:
+        if command.iat < self._last_issued_at and self._may_come_again():
             raise Refused(403, "A later command was carried out already; this one is a replay or came out of order.")
-        self._last_issued_at = command.iat
+        self._last_issued_at, self._last_admitted_seconds = command.iat, time.monotonic()
         return command
+
+    def _may_come_again(self) -> bool:
+        """What was sent before the last command may still be valid. Later it has expired, and an earlier time of issue
+        means that the clocks were set back: no command would be heard until they have caught up."""
+        return time.monotonic() - self._last_admitted_seconds <= COMMAND_VALID_SECONDS + CLOCK_SKEW_SECONDS
 
     def _read_key(self) -> bytes:
         if self._key_file is None or self._pod_uid is None:
