@@ -21,6 +21,7 @@ from crashtest.operator import Operator
 from crashtest.proxy import Proxy
 from hollow.node import WHERE
 from localcluster import Cluster
+from localcluster.cluster import ClusterError
 from localcluster.paths import CHECKOUT
 from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment
@@ -95,7 +96,12 @@ class Lab:
             return found
 
     async def _install_crd(self) -> None:
-        await asyncio.to_thread(self.cluster.kubectl, "apply", "--filename", str(CHECKOUT / "crds" / f"{PLURAL}.yaml"))
+        crd = str(CHECKOUT / "crds" / f"{PLURAL}.yaml")
+        try:
+            await asyncio.to_thread(self.cluster.kubectl, "apply", "--filename", crd)
+        except ClusterError as error:
+            if "AlreadyExists" not in str(error):  # another process of the tests made it at the same moment
+                raise
         while True:
             with suppress(aiohttp.ClientResponseError):
                 await self.ask("GET", f"/{GROUPS[PLURAL]}/{PLURAL}")
