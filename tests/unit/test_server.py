@@ -383,8 +383,7 @@ def test_command_that_is_not_the_operators_is_not_known(served: Served) -> None:
 def test_clocks_that_were_set_back_do_not_make_a_worker_deaf(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last command then seems to be issued later than all that come, and it is one that can't come again."""
     now, since = time.time(), time.monotonic()
-    before_it_was_set = {"iat": now + 4, "exp": now + 20}
-    assert served.command(True, **before_it_was_set).status_code == 200
+    assert served.command(True, iat=now + 4, exp=now + 20).status_code == 200, "before they were set"
     assert served.command(False, iat=now, exp=now + 20).status_code == 403
     monkeypatch.setattr("tandem_worker.server.admin.time.monotonic", lambda: since + 40)
     assert served.command(False, iat=now, exp=now + 20).status_code == 200
