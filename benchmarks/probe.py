@@ -2,14 +2,16 @@
 
     python benchmarks/probe.py --out benchmarks/results/probe.json [--shape llama-8b] [--shape kimi] [--layers N]
 
-Writes checkpoints of random weights (bf16 at the shape of Llama-3.1-8B; four layers of Kimi-K2.5's text model with INT4
-experts) to --folder, which must be on the disk that is to be measured, and removes them. Each is streamed twice: with
-its files dropped from the page cache (cold), and with all of them in it (warm). Beside it stands what the disk gives to
-plain threads that read the same bytes into a buffer and do nothing else; of several numbers of threads the fastest.
+Writes checkpoints of random weights (bf16 at the shapes of Llama-3.1-8B and Llama-3.2-1B; four layers of Kimi-K2.5's
+text model with INT4 experts) to --folder, which must be on the disk that is to be measured, and removes them. Each is
+streamed twice: with its files dropped from the page cache (cold), and with all of them in it (warm; not with --cold).
+Beside it stands what the disk gives to plain threads that read the same bytes into a buffer and do nothing else; of
+several numbers of threads the fastest.
 
-Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then a random drafter
-is measured on the states under every wiring that the probe tries for such a pair: since none predicts anything, the
-search ends after its first round.
+Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then the target's
+head is applied, which belongs to its pass, and a random drafter is measured on the states under every wiring that the
+probe tries for such a pair. Beside seconds stand floating-point operations (of products and attention, counted by
+torch), which do not depend on the machine and on what else it does.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from probe_checkpoints import SCALE, SHAPES, TOY, Shape, write, write_drafter
 from tandem_worker.checkpoint import open_checkpoint, read_target
@@ -37,7 +40,7 @@ from tandem_worker.engines import load
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.moe import Experts
 from tandem_worker.probe.build import load_parts
-from tandem_worker.probe.captured import captured
+from tandem_worker.probe.captured import Captured, captured
 from tandem_worker.probe.described import describe_drafter
 from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
 from tandem_worker.probe.run import Options
@@ -47,7 +50,7 @@ from tandem_worker.probe.streamed import Streamed
 
 CHUNK_BYTES = 16 * 2**20
 READERS = (4, 16)
-ROW_TOKENS = 512
+ROW_TOKENS = 128  # about as long as the texts that ship are
 
 
 # --- the disk --------------------------------------------------------------------------------------------------------
@@ -141,7 +144,9 @@ def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, i
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, shape: Shape, folder: Path, tokens: int, device: torch.device) -> dict[str, Any]:
+def measure(
+    name: str, shape: Shape, folder: Path, tokens: int, device: torch.device, cold_only: bool
+) -> dict[str, Any]:
     print(f"{name}: writing", flush=True)
     (folder / "drafter").mkdir()
     write_drafter(shape, folder / "drafter")
@@ -149,11 +154,12 @@ def measure(name: str, shape: Shape, folder: Path, tokens: int, device: torch.de
     on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     result: dict[str, Any] = {"bytes_on_disk": on_disk, "tokens": tokens, "layers": shape.config["num_hidden_layers"]}
     result |= {"cold": timed(folder, tokens, device, shape, cold=True)}
-    result |= {"warm": timed(folder, tokens, device, shape, cold=False)}
+    if not cold_only:
+        result |= {"warm": timed(folder, tokens, device, shape, cold=False)}
     if device.type == "cuda":
         result |= layer_memory(folder, tokens, device)
         result["peak_in_layers_beside_activations"] = round(
-            (result["warm"]["peak_gpu_bytes"] - result["activation_bytes"]) / result["layer_bytes"], 2
+            (result["cold"]["peak_gpu_bytes"] - result["activation_bytes"]) / result["layer_bytes"], 2
         )
     return result
 
@@ -171,12 +177,13 @@ def timed(folder: Path, tokens: int, device: torch.device, shape: Shape, *, cold
         torch.cuda.reset_peak_memory_stats(device)
     layers = shape.config["num_hidden_layers"]
     began = time.monotonic()
-    streamed = stream(folder, ids.split(ROW_TOKENS), range(layers + 1), device, told.append)
+    with FlopCounterMode(display=False) as of_pass:
+        streamed = stream(folder, ids.split(ROW_TOKENS), range(layers + 1), device, told.append)
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.monotonic() - began
     weights = told[-1].bytes_total
-    result = {
+    result: dict[str, Any] = {
         "disk_gb_per_second": round(bytes_per_second / 1e9, 2),
         "disk_threads": threads,
         "seconds": round(seconds, 2),
@@ -186,22 +193,29 @@ def timed(folder: Path, tokens: int, device: torch.device, shape: Shape, *, cold
     if device.type == "cuda":
         result["peak_gpu_bytes"] = peak(device)
     began = time.monotonic()
-    wirings = try_wirings(folder, streamed)
+    with FlopCounterMode(display=False) as of_head:
+        seen = captured(streamed, [0] * (len(streamed.starts) - 1))
+    head_seconds = time.monotonic() - began
+    began = time.monotonic()
+    with FlopCounterMode(display=False) as of_wirings:
+        wirings = try_wirings(folder, streamed, seen)
     hypotheses = time.monotonic() - began
-    result |= {"wirings": wirings, "hypotheses_seconds": round(hypotheses, 2)}
-    result["hypotheses_share_of_pass"] = round(hypotheses / seconds, 3)
+    flops = [counter.get_total_flops() for counter in (of_pass, of_head, of_wirings)]
+    result |= {"head_seconds": round(head_seconds, 2), "wirings": wirings, "hypotheses_seconds": round(hypotheses, 2)}
+    result["hypotheses_share_of_pass"] = round(hypotheses / (seconds + head_seconds), 3)
+    result |= {"tflop_of_layers_head_and_hypotheses": [round(count / 1e12, 3) for count in flops]}
+    result["hypotheses_share_of_pass_by_operations"] = round(flops[2] / (flops[0] + flops[1]), 3)
     print(f"  {'cold' if cold else 'warm'}: {result}", flush=True)
     return result
 
 
-def try_wirings(folder: Path, streamed: Streamed) -> int:
+def try_wirings(folder: Path, streamed: Streamed, seen: Captured) -> int:
     """As the probe does behind its pass; how many were measured."""
     pairing = open_pairing(folder, folder / "drafter", load("builtin"))
     wiring = engine_wiring(pairing)
     offered = choices_of(pairing, wiring)
     drafter = describe_drafter(pairing, streamed.target, offered.states)
     parts = load_parts(drafter, tensors_of(pairing), streamed)
-    seen = captured(streamed, [0] * (len(streamed.starts) - 1))
     probed = measure_wirings(pairing, Options(4, 1.3), seen, parts, wiring, offered)
     return len(probed.table.looked)
 
@@ -213,6 +227,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load_before": round(os.getloadavg()[0], 1),  # of other work
     }
 
 
@@ -232,6 +248,15 @@ def temporary(where: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+def told(arguments: argparse.Namespace) -> list[str]:
+    """The command, without places on this machine."""
+    shapes = [part for name in arguments.shape or [] for part in ("--shape", name)]
+    sizes = [
+        f"--{name}={getattr(arguments, name)}" for name in ("layers", "tokens", "device") if getattr(arguments, name)
+    ]
+    return shapes + sizes + [f"--{name}" for name in ("cold", "toy") if getattr(arguments, name)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=list(SHAPES))
@@ -239,15 +264,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cold", action="store_true", help="leave out the run from the page cache")
     parser.add_argument("--toy", action="store_true", help="a thousandth of the size, to try the script")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    results: dict[str, Any] = {"machine": machine(device)}
+    results: dict[str, Any] = {"command": " ".join(["probe.py", *told(arguments)]), "machine": machine(device)}
     for name in arguments.shape or list(SHAPES):
         with temporary(arguments.folder) as folder:
             shape = shrunk(SHAPES[name], arguments.layers, arguments.toy)
-            results[name] = measure(name, shape, folder, arguments.tokens, device)
+            results[name] = measure(name, shape, folder, arguments.tokens, device, arguments.cold)
     text = json.dumps(results, indent=1)
     print(text)
     if arguments.out:

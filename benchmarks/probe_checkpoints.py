@@ -48,6 +48,15 @@ LLAMA_8B = Shape(
         "torch_dtype": "bfloat16",
     }
 )
+LLAMA_1B = Shape(
+    LLAMA_8B.config
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "rope_scaling": LLAMA_8B.config["rope_scaling"] | {"factor": 32.0},
+    }
+)
 KIMI = Shape(
     {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -85,7 +94,7 @@ KIMI = Shape(
     },
     lambda name: ".experts." in name,
 )
-SHAPES = {"llama-8b": LLAMA_8B, "kimi": KIMI}
+SHAPES = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "kimi": KIMI}
 TOY = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -100,30 +109,32 @@ TOY = {
 
 
 def write_drafter(shape: Shape, folder: Path) -> None:
-    """Llama-style, one layer, a quarter of the vocabulary or 32,000 ids."""
+    """Llama-style, one layer, heads of 128 in at most 8 groups, a quarter of the vocabulary or 32,000 ids."""
     wide, vocabulary = shape.config["hidden_size"], shape.config["vocab_size"]
     drafted, heads = min(32000, vocabulary // 4), wide // 128
+    groups = min(8, heads)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": drafted,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": groups,
         "head_dim": 128,
         "norm_before_residual": False,
     }
     config |= {name: shape.config[name] for name in ("hidden_size", "intermediate_size", "vocab_size", "torch_dtype")}
     (folder / "config.json").write_text(json.dumps(config))
     inner = shape.config["intermediate_size"]
-    attention = {f"self_attn.{name}_proj": (heads * 128, 2 * wide) for name in "qkv"}
+    sizes = {"q": heads, "k": groups, "v": groups}
+    attention = {f"self_attn.{name}_proj": (many * 128, 2 * wide) for name, many in sizes.items()}
     mlp = {"mlp.gate_proj": (inner, wide), "mlp.up_proj": (inner, wide), "mlp.down_proj": (wide, inner)}
     norms = dict.fromkeys(("hidden_norm", "input_layernorm", "post_attention_layernorm"), (wide,))
     layer = {**attention, "self_attn.o_proj": (wide, heads * 128), **mlp, **norms}
-    sizes = {f"midlayer.{name}.weight": size for name, size in layer.items()}
-    sizes |= {"fc.weight": (wide, 3 * wide), "norm.weight": (wide,), "lm_head.weight": (drafted, wide)}
+    shapes = {f"midlayer.{name}.weight": size for name, size in layer.items()}
+    shapes |= {"fc.weight": (wide, 3 * wide), "norm.weight": (wide,), "lm_head.weight": (drafted, wide)}
     tensors = {
         name: (torch.ones(size) if "norm" in name else torch.randn(size).mul_(SCALE)).bfloat16()
-        for name, size in sizes.items()
+        for name, size in shapes.items()
     }
     ids = torch.arange(drafted) * (vocabulary // drafted)
     marks = torch.zeros(vocabulary, dtype=torch.bool)
