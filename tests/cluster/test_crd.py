@@ -291,6 +291,9 @@ def items(path: str, count: int) -> list[object]:
     return [{"name": f"name{number}"} if "tolerations" not in path else {} for number in range(count)]
 
 
+PROBE = {"prompts": {"name": "texts"}, "resume": {"claimName": "scratch"}}
+
+
 def around(path: str, value: object) -> Manifest:
     """A spec in which the field at `path` may be set: a source has one kind, a variable one source of its value, and
     the builtin engine no version."""
@@ -300,7 +303,7 @@ def around(path: str, value: object) -> Manifest:
     if path == "resources.limits":  # without a GPU among them
         spec = with_field(spec, "engine.gpuMemoryFraction", None)
     if path.startswith("validation.probe"):
-        spec = with_field(spec, "validation", {"mode": "Probe", "probe": {"prompts": {"name": "texts"}}})
+        spec = with_field(spec, "validation", {"mode": "Probe", "probe": PROBE})
     for part, other in (("target", "drafter"), ("drafter", "target")):
         if path.startswith(f"{part}.source.hostPath"):
             spec = with_field(with_field(spec, f"{part}.source", host("/a")), f"{other}.source", claim("b"))

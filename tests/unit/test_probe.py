@@ -12,6 +12,7 @@ from tandem_worker.checkpoint import open_checkpoint
 from tandem_worker.checkpoint.tensors import read_tensor
 from tandem_worker.contract import Finding, ProbeResult, ValidationReport, Verdict
 from tandem_worker.engines import load
+from tandem_worker.probe.stream import Progress
 from tandem_worker.validate import Mode, Request, validate
 from unit.pairs import TINY_PAIR, copy_of, overwrite
 
@@ -137,6 +138,31 @@ def test_the_remedy_is_in_the_words_of_the_engine_that_will_run(texts: Path, tmp
     title = load(engine).title
     assert report.summary.startswith(f"{title} will capture [3, 5, 6]; this drafter was trained on [2, 4, 5]: position")
     assert report.summary.endswith(f"; set {path} to {right}.")
+
+
+def test_a_probe_goes_on_where_it_was_killed_and_another_drafter_needs_no_second_pass(
+    texts: Path, tmp_path: Path
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    layers: list[int] = []
+
+    def seen(progress: Progress) -> None:
+        layers.append(progress.layer)
+        if layers == [1, 2, 3, 4, 5]:
+            raise Killed
+
+    kept = tmp_path / "state" / "pair"
+    with pytest.raises(Killed):
+        probed(TINY_PAIR / "drafter", texts, resume=kept, on_progress=seen)
+    layers.append(0)
+    report = probed(TINY_PAIR / "drafter", texts, resume=kept, on_progress=seen)
+    assert layers == [1, 2, 3, 4, 5, 0, 5, 6, 7, 8]
+    assert result(report) == result(probed(TINY_PAIR / "drafter", texts))
+    layers.clear()
+    assert probed(TINY_PAIR / "drafter-foreign", texts, resume=kept, on_progress=seen).verdict is Verdict.DOES_NOT_FIT
+    assert layers == []
 
 
 # --- what keeps the probe from running -------------------------------------------------------------------------------

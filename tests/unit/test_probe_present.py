@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -73,6 +74,24 @@ def test_the_page_fetches_nothing_and_its_pictures_are_whole(shifted: Seen) -> N
     assert len(heat.findall("{*}rect")) == 3 * 9 + 3
     assert len([bar for bar in bars.findall("{*}rect") if bar.find("{*}title") is not None]) == 2 * 4
     assert "this drafter was trained on [2, 4, 5]" in page
+    assert "<h1>Does not fit: SGLang 0.5.12</h1>" in page
+    assert "<td>capture: [2, 4, 5]; norm before residual: true</td>" in page
+
+
+@pytest.mark.parametrize("layers", [3, 9, 33, 62, 128])
+def test_words_have_room_in_the_picture_and_do_not_lie_on_each_other(layers: int) -> None:
+    """In units of a digit of font size 12, which is 7 wide."""
+    heat = HeatMap(tuple(tuple(i / layers for i in range(layers)) for _ in range(3)), (0, 1, 2))
+    picture = ElementTree.fromstring(heat_svg(heat))
+    labels: dict[float, list[tuple[float, float]]] = {}
+    for word in picture.findall("{*}text"):
+        wide = 7 * len(word.text or "")
+        left = float(word.attrib["x"]) - wide * {"start": 0, "middle": 0.5, "end": 1}[word.attrib["text-anchor"]]
+        assert left >= 0
+        assert left + wide <= float(picture.attrib["width"]) + 1
+        labels.setdefault(float(word.attrib["y"]), []).append((left, left + wide))
+    for row in labels.values():
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(row)))
 
 
 def test_a_terminal_gets_the_sentence_and_colour_blocks(shifted: Seen, capsys: pytest.CaptureFixture[str]) -> None:

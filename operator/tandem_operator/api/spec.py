@@ -195,6 +195,14 @@ class Probe(ApiModel):
     min_accept_length: Annotated[
         float | None, Field(ge=1, le=100, description="Tokens per round. Default: guard.minAcceptLength.")
     ] = None
+    resume: Annotated[
+        PvcSource | None,
+        Field(
+            description="A claim that may be written to. What the probe has reached of the target is kept there, layer "
+            "by layer: an evicted Job goes on where it was, and another drafter of the same target is judged at once. "
+            "Default: an evicted Job starts over."
+        ),
+    ] = None
 
 
 class Validation(ApiModel):

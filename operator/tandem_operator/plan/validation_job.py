@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import PurePosixPath
 
 from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.spec import Probe, Spec
 from tandem_operator.engines import Launch, adapter_of
-from tandem_operator.engines.adapter import TERMINATION_LOG
+from tandem_operator.engines.adapter import TERMINATION_LOG, UNPRIVILEGED
 from tandem_operator.plan.children import metadata
 from tandem_operator.plan.observed import Manifest, Settings
 from tandem_operator.plan.pods import dump, folder_of, make_container, make_pod
@@ -16,6 +17,7 @@ from tandem_operator.plan.revisions import recipe as make_recipe
 
 JOB_KEPT_SECONDS = 3600
 PROMPTS_MOUNT, PROMPTS_FILE = "/etc/tandem/prompts", "prompts.jsonl"
+REACHED_MOUNT = "/var/lib/tandem/probe"
 
 
 def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str, attempt: int) -> Manifest:
@@ -43,6 +45,7 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
     pod = make_pod(name, spec.pod, [container], sources)
     if spec.validation.probe:
         _give_prompts(spec.validation.probe, container, pod)
+        _keep_reached(spec.validation.probe, name, container, pod)
     labels = {
         names.ROLE: names.VALIDATION,
         names.VALIDATION_KEY: key,
@@ -84,6 +87,18 @@ def _give_prompts(probe: Probe, container: Manifest, pod: Manifest) -> None:
         pod["volumes"].append({"name": "prompts", "configMap": {"name": probe.prompts.name, "items": items}})
         container["volumeMounts"].append({"name": "prompts", "mountPath": PROMPTS_MOUNT, "readOnly": True})
         container["args"].append(f"--prompts={PROMPTS_MOUNT}/{PROMPTS_FILE}")
+
+
+def _keep_reached(probe: Probe, name: str, container: Manifest, pod: Manifest) -> None:
+    """In a claim: a pod that is evicted takes its emptyDirs with it, and no container of a Job that tells verdicts from
+    failures by exit code (podFailurePolicy) may be restarted within its pod.
+    """
+    if probe.resume is None:
+        return
+    pod["volumes"].append({"name": "reached", "persistentVolumeClaim": {"claimName": probe.resume.claim_name}})
+    pod["securityContext"] |= {"fsGroup": UNPRIVILEGED, "fsGroupChangePolicy": "OnRootMismatch"}
+    container["volumeMounts"].append({"name": "reached", "mountPath": REACHED_MOUNT})
+    container["args"].append(f"--resume={PurePosixPath(REACHED_MOUNT, probe.resume.path, name)}")
 
 
 def _engine_arguments(spec: Spec, launch: Launch) -> list[str]:

@@ -17,7 +17,9 @@ from tandem_worker.probe.evidence import share
 from tandem_worker.probe.search import Table
 from tandem_worker.probe.wiring import Wiring
 
-CELL, LEFT, TOP = 26, 70, 34
+CELL, LEFT, TOP = 30, 56, 34
+LABEL = 20  # of a column, two digits wide
+CAPTION = 440  # as wide as the longest line of words
 COLD, WARM = (244, 241, 234), (15, 98, 102)
 ENGINE, MENDED = "#b4552d", "#0f6266"
 
@@ -58,9 +60,9 @@ def _overlap(table: Table, wiring: Wiring) -> float:
 def heat_svg(heat: HeatMap) -> str:
     slots, layers = len(heat.values), len(heat.values[0])
     cell = min(CELL, max(8, 900 // layers))
-    width, height = LEFT + layers * cell + 8, TOP + slots * CELL + 26
+    width, height = LEFT + max(layers * cell + 8, CAPTION), TOP + slots * CELL + 26
     parts = [_text(LEFT, 14, "stream that feeds the slot (capture index; 0 is the embedding)")]
-    step = max(1, 24 // cell)
+    step = next(step for step in (1, 2, 5, 10, layers) if step * cell >= LABEL or step == layers)
     for layer in range(0, layers, step):
         parts.append(_text(LEFT + layer * cell + cell / 2, TOP - 5, str(layer), "middle"))
     for slot, row in enumerate(heat.values):
@@ -72,6 +74,10 @@ def heat_svg(heat: HeatMap) -> str:
                 f'<rect x="{LEFT + layer * cell}" y="{y}" width="{cell - 1}" height="{CELL - 1}" '
                 f'fill="{_hex(_colour(value, heat.largest))}"><title>{said}</title></rect>'
             )
+            if cell == CELL:  # wide enough for a figure
+                ink = "#fff" if value > 0.6 * heat.largest else "#333"
+                figure = f"{value:.2f}".replace("0.", ".", 1)
+                parts.append(_text(LEFT + (layer + 0.5) * cell, y + CELL * 0.62, figure, "middle", ink))
         x = LEFT + heat.captured[slot] * cell
         parts.append(
             f'<rect x="{x + 1}" y="{y + 1}" width="{cell - 3}" height="{CELL - 3}" fill="none" stroke="{ENGINE}" '
@@ -84,7 +90,7 @@ def heat_svg(heat: HeatMap) -> str:
 def positions_svg(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
     """Accepted at each draft position, as shares of all drafts. `rows`: the engine's wiring, and the mended one."""
     length = max(len(shares) for _, shares in rows)
-    group, bar, high = 64, 22, 150
+    group, bar, high = 72, 24, 150
     parts = []
     for tick in (0.0, 0.5, 1.0):
         y = TOP + high * (1 - tick)
@@ -92,8 +98,8 @@ def positions_svg(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
         parts.append(_text(LEFT - 8, y + 4, f"{tick:g}", "end"))
     for place, (name, shares) in enumerate(rows):
         colour = (ENGINE, MENDED)[place % 2] if len(rows) > 1 else MENDED
-        parts.append(f'<rect x="{LEFT + place * 190}" y="4" width="12" height="12" fill="{colour}"/>')
-        parts.append(_text(LEFT + place * 190 + 18, 14, name))
+        parts.append(f'<rect x="{LEFT + place * 110}" y="4" width="12" height="12" fill="{colour}"/>')
+        parts.append(_text(LEFT + place * 110 + 18, 14, name))
         for k, value in enumerate(shares):
             x, y = LEFT + k * group + 8 + place * bar, TOP + high * (1 - value)
             title = f"{name}, position {k}: {value:.3f}"
@@ -139,12 +145,12 @@ def _hex(colour: tuple[int, int, int]) -> str:
     return "#" + "".join(f"{part:02x}" for part in colour)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "start", ink: str = "#333") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{ink}">{escape(text)}</text>'
 
 
 def _svg(width: float, height: float, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" font-family="system-ui, sans-serif" font-size="12" fill="#333">{"".join(parts)}</svg>'
+        f'height="{height:g}" font-family="system-ui, sans-serif" font-size="12">{"".join(parts)}</svg>'
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tandem_worker.contract import ValidationReport
 from tandem_worker.engines import Engine
-from tandem_worker.finding import Severity
+from tandem_worker.finding import Severity, Verdict
 from tandem_worker.formats import page
 from tandem_worker.probe.evidence import share
 from tandem_worker.probe.picture import heat_blocks, heat_map, heat_svg, position_blocks, positions_svg
@@ -21,6 +21,12 @@ from tandem_worker.probe.wiring import Aspect, Wiring, differences
 from tandem_worker.report import print_report
 
 SHOWN_WIRINGS = 12
+VERDICTS = {
+    Verdict.FITS: "Fits",
+    Verdict.FITS_WITH_WARNINGS: "Fits, with warnings",
+    Verdict.DOES_NOT_FIT: "Does not fit",
+    Verdict.COULD_NOT_CHECK: "Could not be checked",
+}
 
 
 def document(report: ValidationReport, probed: Probed | None, engine: Engine) -> dict[str, Any]:
@@ -66,7 +72,8 @@ def as_json(report: ValidationReport, probed: Probed | None, engine: Engine) -> 
 
 
 def as_html(report: ValidationReport, probed: Probed | None, engine: Engine) -> str:
-    parts = [f"<h1>{escape(report.verdict)}: {escape(engine.title)}</h1>", f"<p>{escape(report.summary)}</p>"]
+    verdict = VERDICTS[report.verdict]
+    parts = [f"<h1>{verdict}: {escape(engine.title)}</h1>", f"<p>{escape(report.summary)}</p>"]
     told = causes(report)
     if told:
         items = "".join(f"<li><code>{c['code']}</code> {escape(c['sentence'])}</li>" for c in told)
@@ -84,8 +91,9 @@ def as_html(report: ValidationReport, probed: Probed | None, engine: Engine) -> 
         if heat:
             parts.append("<h2>Slots by streams</h2>" + heat_svg(heat))
         rows = "".join(_html_row(probed.table, wiring) for wiring in _ranked(probed.table)[:SHOWN_WIRINGS])
-        head = "<tr><th>wiring</th><th>overlap</th><th>position 0</th></tr>"
-        parts.append(f"<h2>Wirings that were tried</h2><table>{head}{rows}</table>")
+        head = "<tr><th>wiring</th><th>overlap</th><th>position 0</th><th>drafts</th></tr>"
+        tried = len(probed.table.looked)
+        parts.append(f"<h2>The best of {tried} wirings that were tried</h2><table>{head}{rows}</table>")
     if report.findings:
         rows = "".join(
             f'<tr><td class="{f.severity}"><code>{escape(f.code)}</code></td><td>{escape(f.message)}<br>'
@@ -139,7 +147,7 @@ def _wiring(table: Table, wiring: Wiring) -> dict[str, Any]:
         "capture": list(wiring.capture),
         "overlap": round(share(score.overlap, score.counts).value, 4),
         "position0": round(share(score.matches, score.counts).value, 4),
-        "first_look": row is None,
+        "drafts": sum(score.counts),
     }
 
 
@@ -157,6 +165,15 @@ def described(engine: Wiring, wiring: Wiring) -> dict[str, Any]:
 
 def _html_row(table: Table, wiring: Wiring) -> str:
     told = _wiring(table, wiring)
-    name = ", ".join(f"{key} {value}" for key, value in told["differs"].items()) or "<b>as the engine has it</b>"
-    shown = name if name.startswith("<b>") else escape(name)
-    return f"<tr><td>{shown}</td><td>{told['overlap']:.3f}</td><td>{told['position0']:.3f}</td></tr>"
+    differs = "; ".join(f"{key.replace('_', ' ')}: {_in_words(value)}" for key, value in told["differs"].items())
+    shown = escape(differs) or "<b>as the engine has it</b>"
+    figures = f"<td>{told['overlap']:.3f}</td><td>{told['position0']:.3f}</td><td>{told['drafts']}</td>"
+    return f"<tr><td>{shown}</td>{figures}</tr>"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
+    return (
+        str(value).lower() if isinstance(value, bool) else f"{value:,.0f}" if isinstance(value, float) else str(value)
+    )
