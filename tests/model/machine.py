@@ -23,7 +23,7 @@ DRAFTERS = "abc"
 LIVES = (Life(), Life(), Life(rate=WEAK), Life(rate=DEAD), Life(starts=False), Life(self_test=SelfTestOutcome.NO_LIFE))
 VERDICTS = (Verdict.FITS, Verdict.FITS, Verdict.FITS_WITH_WARNINGS, Verdict.DOES_NOT_FIT, Verdict.COULD_NOT_CHECK, None)
 SECONDS = (1, 11, 11, 11, 130)  # between passes: before an interval has passed, after it, after the deadline
-CALM_SECONDS, CALM_PASSES = 130, 25
+CALM_SECONDS, CALM_PASSES = 130, 40
 
 ANALYSIS = {"intervalSeconds": 10}
 

@@ -124,6 +124,22 @@ def test_with_enforcement_warn_a_pair_that_does_not_fit_is_rolled_out_and_said_s
     assert "Warn" in world.condition("Validated")[2]
 
 
+def test_a_canary_that_runs_unproven_goes_on_while_its_pair_is_validated_again() -> None:
+    """Else a rollout that takes longer than the pause between two attempts would begin anew for ever."""
+    missing = ValidationReport(verdict=Verdict.COULD_NOT_CHECK, mode="Static", summary="config.json is missing")
+    world = served("a", replicas=2)
+    world.validate = lambda _: missing
+    held = {"steps": [{"weight": 50, "pause": {}}], "analysis": {"intervalSeconds": 10}}
+    world.edit(spec("b", replicas=2, rollout=held, validation={"enforcement": "Warn"}))
+    for _ in range(60):
+        world.step(60)
+    assert world.status.validation is not None
+    assert world.status.validation.attempt >= 5, "it was tried again"
+    assert world.condition("Progressing")[1] == "Paused"
+    assert len([event for event in world.events if event.startswith("CanaryStarted: ")]) == 2, "one of each"
+    assert not [event for event in world.events if event.startswith("CanaryWithdrawn")]
+
+
 def test_the_same_pair_is_not_validated_twice() -> None:
     world = served()
     world.jobs.clear()  # the Job's time to live has passed

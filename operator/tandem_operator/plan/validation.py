@@ -93,8 +93,11 @@ def check(context: Context) -> Checked:
         message += f"; it waits: {job.problem}"
     manifest = None if job else validation_job(resource, context.settings, key, attempt)
     reason = "Waiting" if job and job.problem else "CheckpointChanged" if changed else "Validating"
-    turned_down = known is not None and not _may_run(spec.validation.enforcement, known)
-    return Checked(False, Seen("Validated", "Unknown", reason, message), last, manifest, refused=turned_down)
+    may_run = known is not None and _may_run(spec.validation.enforcement, known)
+    turned_down = known is not None and not may_run
+    # What may run goes on while it is tried again, or its canary would begin anew with every attempt and never end.
+    seen = Seen("Validated", "Unknown", reason, message)
+    return Checked(may_run and not changed, seen, last, manifest, refused=turned_down)
 
 
 def _refused_source(context: Context) -> str:
