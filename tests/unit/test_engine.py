@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from tandem_worker.contract import SelfTestOutcome
 from tandem_worker.engine import runner
 from tandem_worker.engine.choosing import Choice, Row
 from tandem_worker.engine.engine import BROKEN_IN_A_ROW, Engine
-from tandem_worker.engine.pages import PAGE, Pages
+from tandem_worker.engine.pages import PAGE
 from tandem_worker.engine.plain_probe import BURST
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Finish, Sampling
@@ -278,21 +278,6 @@ def test_a_position_keeps_its_slot_whatever_runs_beside_it(spans: list[tuple[int
         assert pages.tolist() == [run.pages[position // PAGE] for position in positions]
         used += len(rows)
     assert (tiles.places >= PAGE).sum() == used  # every other slot goes to the scratch page
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), max_size=40))
-@settings(max_examples=50)
-def test_no_page_is_owned_twice_or_lost(steps: list[tuple[int, int]]) -> None:
-    pages, owned = Pages(1000), [list[int]() for _ in range(5)]
-    for who, positions in steps:
-        before = list(owned[who])
-        if positions < 50:
-            pages.release(owned[who])
-        elif not pages.reserve(owned[who], positions):
-            assert owned[who] == before
-        everyone = [page for one in owned for page in one]
-        assert len(everyone) == len(set(everyone)) == pages.count - 1 - pages.free
-        assert 0 not in everyone
 
 
 # --- plain rounds in between -----------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ class Metric(_Described):
         "Time from arrival to the last token, of finished requests"
     PROMPT_TOKENS = "tandem_prompt_tokens_total", Kind.COUNTER, "revision origin", "tokens", \
         "Prompt tokens of requests that have ended"
+    REUSED_TOKENS = "tandem_reused_prompt_tokens_total", Kind.COUNTER, "revision origin", "tokens", \
+        "Of these, tokens that an earlier text had begun with, and that were not computed again"
     GENERATED_TOKENS = "tandem_generated_tokens_total", Kind.COUNTER, "revision origin", "tokens", \
         "Tokens generated"
     # From the sums over finished requests the correlation of drafts within a request, and so the design effect, follow.

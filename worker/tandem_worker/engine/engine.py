@@ -252,6 +252,8 @@ class Engine:
         Raises EngineBroken when this happens to one request after the other.
         """
         self._dirty += [SCRATCH, *request.pages]
+        self.pages.forget(request.pages)
+        request.rewind(0)
         request.error = NOT_FINITE
         self._end(request, Finish.FAILED)
         self._broken_in_a_row += 1
@@ -260,9 +262,9 @@ class Engine:
 
     def _wipe(self) -> None:
         """What is not a number stays so when it is masked, so the next owners of these pages must not find it. The
-        scratch page is everybody's."""
+        scratch page is everybody's. Pages that others share are left: theirs fail, too, or nothing was amiss there."""
         if self._dirty:
-            self.runner.wipe(self._dirty)
+            self.runner.wipe([page for page in self._dirty if not self.pages.used(page)])
             self._dirty = []
 
     def _worth_drafting(self, request: Request) -> bool:

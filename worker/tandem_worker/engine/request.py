@@ -84,8 +84,10 @@ class Request:
     tokens: list[int] = field(init=False)  # prompt and what was generated
     proposals: list[int] = field(default_factory=list)  # drafted to follow `tokens`, not verified yet
     pages: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)  # of the full ones, see `pages`
     computed: int = 0
     drafted: int = 0
+    reused: int = 0  # rows of the prompt that were there already
     drafts: int = 0  # verified so far
     accepted0: int = 0  # of these, accepted at position 0
     logprobs: list[Logprob] = field(default_factory=list)  # of the generated tokens, where they were asked for

@@ -40,6 +40,7 @@ class Metrics:
         self._requests = self._counters(Metric.REQUESTS, origin=Origin, outcome=sorted(set(OUTCOMES.values())))
         self.refused = self._counters(Metric.REFUSED)[()]
         self._prompt_tokens = self._by_origin(Metric.PROMPT_TOKENS)
+        self._reused = self._by_origin(Metric.REUSED_TOKENS)
         self._generated = self._by_origin(Metric.GENERATED_TOKENS)
         self._finished = {
             metric: self._by_origin(metric)
@@ -82,6 +83,7 @@ class Metrics:
         origin, outcome = request.origin, OUTCOMES[request.finish]
         self._requests[origin, outcome].inc()
         self._prompt_tokens[origin].inc(len(request.prompt))
+        self._reused[origin].inc(request.reused)
         if outcome == "finished":
             self._request_seconds[origin,].observe(time.monotonic() - request.arrived_seconds)
             d, a = request.drafts, request.accepted0
