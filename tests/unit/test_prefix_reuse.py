@@ -110,6 +110,13 @@ def test_room_is_made_by_forgetting_what_was_used_least_recently() -> None:
     assert ended(engine, [[*other, 4]])[0].request.reused < 3 * PAGE
 
 
+def test_nothing_is_found_where_that_is_not_wanted(expected: list[list[int]]) -> None:
+    engine = make_engine(prefix_reuse=False)
+    texts = [text for prompt in behind(*ENDINGS) for text in ended(engine, [prompt])]
+    assert [text.tokens for text in texts] == expected
+    assert [text.request.reused for text in texts] == [0, 0, 0]
+
+
 POISON = 60
 
 

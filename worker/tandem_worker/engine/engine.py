@@ -39,6 +39,7 @@ class EngineOptions:
     max_batch: int = 8
     kv_cache_tokens: int | None = None  # None: enough for max_batch texts of DEFAULT_CONTEXT tokens
     prefill_chunk: int = 128  # prompt rows per step
+    prefix_reuse: bool = True  # see `pages`
     context_length: int | None = None  # tokens of prompt and completion; None: the target's
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -72,7 +73,7 @@ class Engine:
         self.recorder: Recorder = recorder or NoRecord()
         self._broken_in_a_row, self._dirty = 0, list[int]()  # the latter: pages
         self.eos_token_ids = frozenset(llama.target.eos_token_ids)
-        self.pages = Pages(capacity)
+        self.pages = Pages(capacity, options.prefix_reuse)
         ahead = options.draft_length if eagle3 else 0
         self.scheduler = Scheduler(self.pages, options.max_batch, options.prefill_chunk, self.context_limit, ahead)
         self.hidden_size = llama.target.hidden_size

@@ -39,7 +39,9 @@ def extend_names(names: list[bytes], tokens: Sequence[int]) -> None:
 
 
 class Pages:
-    def __init__(self, capacity_tokens: int) -> None:
+    def __init__(self, capacity_tokens: int, reuse: bool = True) -> None:
+        """`reuse`: whether pages are named, and so found again."""
+        self._reuse = reuse
         self.count = 1 + pages_for(capacity_tokens)  # with the scratch page
         self._free = list(range(self.count - 1, SCRATCH, -1))
         self._users = [0] * self.count
@@ -81,7 +83,7 @@ class Pages:
     def name(self, pages: Iterable[int], names: Iterable[bytes]) -> None:
         """The full pages of a text, all of whose rows are there."""
         for page, name in zip(pages, names, strict=False):
-            if name not in self._named:
+            if self._reuse and name not in self._named:
                 self._names[page], self._named[name] = name, page
 
     def found(self, names: Iterable[bytes]) -> list[int]:

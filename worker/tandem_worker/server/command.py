@@ -58,6 +58,9 @@ def serve(
         int, typer.Option(min=0, help="Requests that may wait; more are refused with 429 and told when to ask again.")
     ] = 256,
     prefill_chunk: Annotated[int, typer.Option(min=8, help="Prompt tokens per step.")] = 128,
+    prefix_reuse: Annotated[
+        bool, typer.Option(help="Do not compute again what an earlier text began with, whoever asked for it.")
+    ] = True,
     context_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and completion. Default: the target's.")
     ] = None,
@@ -91,6 +94,7 @@ def serve(
             max_batch=max_batch,
             kv_cache_tokens=kv_cache_tokens,
             prefill_chunk=prefill_chunk,
+            prefix_reuse=prefix_reuse,
             context_length=context_length,
             dtype=device.dtype,
             device=device.value,
