@@ -20,9 +20,9 @@ def served(drafter: str = "a", **fields: object) -> World:
     return world
 
 
-def probed(position0: float) -> Callable[[object], ValidationReport]:
+def probed(position0: float, text: str = "continuation") -> Callable[[object], ValidationReport]:
     probe = ProbeResult(
-        text="prompt",
+        text=text,
         prompts=8,
         drafts=500,
         acceptance=(position0,),
@@ -99,6 +99,22 @@ def test_in_service_acceptance_that_falls_far_below_the_validated_figure_is_a_co
     world = World(spec("a"), validate=probed(0.7)).run(20)
     assert world.status.measurements[-1].baseline == "Probe"
     world.lives["a"] = Life(rate=0.35)
+    world.run(20)
+    assert world.speculating() == {False}
+    assert world.condition("SpeculationActive")[:2] == ("False", "AcceptanceBelowBaseline")
+
+
+def test_a_figure_of_given_texts_is_no_measure_of_what_is_served() -> None:
+    """0.35 on texts and 0.857 in service are the same drafter; at 0.36 in service it has collapsed."""
+    world = World(spec("a"), validate=probed(0.35, text="prompt"), lives={"a": Life(rate=0.857)}).run(20)
+    validation = world.status.validation
+    assert validation is not None
+    assert validation.probe is not None
+    assert (validation.probe.text, validation.probe.position0) == ("prompt", 0.35)
+    last = world.status.measurements[-1]
+    assert (last.outcome, last.baseline) == ("Healthy", "Start")
+    assert last.baseline_position0 == pytest.approx(0.857, abs=0.01)
+    world.lives["a"] = Life(rate=0.36)
     world.run(20)
     assert world.speculating() == {False}
     assert world.condition("SpeculationActive")[:2] == ("False", "AcceptanceBelowBaseline")

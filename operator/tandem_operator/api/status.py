@@ -50,6 +50,14 @@ class CaptureIndexes(ApiModel):
 
 
 class Probe(ApiModel):
+    text: Annotated[
+        str,
+        Field(
+            max_length=16,
+            description="What was judged. prompt: the texts themselves, of which less is accepted than in service. "
+            "continuation: what the target itself goes on with, as in service.",
+        ),
+    ] = "prompt"
     accept_length: float
     position0: float
     drafts: int

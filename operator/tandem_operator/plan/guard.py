@@ -160,10 +160,12 @@ def _baseline_of_canary(context: Context, status: Status, window: Window) -> Bas
 
 
 def _baseline_of_stable(context: Context, status: Status, window: Window) -> Baseline:
-    validated = _validated(context, status, window)
+    """Figures of given texts say too little: a drafter predicts what its target writes, as it does in service."""
+    validated, probe = _validated(context, status, window), status.validation.probe if status.validation else None
     if not window.settled:
         return NO_BASELINE
-    if window.settled < validated.position0:
+    as_in_service = probe is not None and probe.text == "continuation"
+    if validated.drafts and (window.settled < validated.position0 or not as_in_service):
         return Baseline(Origin.START, window.settled, SETTLED_DRAFTS)
     return validated
 
