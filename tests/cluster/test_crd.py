@@ -197,6 +197,12 @@ RULES += [
     case("engine.version is required for sglang and vllm", "engine.version", "0.33.0", None),
     case("engine.version is for sglang and vllm", "engine", {"type": "vllm", "version": "0.33.0"},
          {"type": "builtin", "version": "0.33.0"}),
+    case("draftLength is 1 to 8, or auto", "speculation.draftLength", 1, 0),
+    case("draftLength is 1 to 8, or auto", "speculation.draftLength", 8, 9),
+    case("draftLength is 1 to 8, or auto", "speculation.draftLength", "auto", "often",
+         with_field(EVERYTHING, "engine", {"type": "builtin"})),
+    case("draftLength: auto is for the builtin engine", "engine", {"type": "builtin"},
+         {"type": "sglang", "version": "0.5.23"}, with_field(EVERYTHING, "speculation.draftLength", "auto")),
 ]  # fmt: skip
 
 RULES.append(case("probe is for mode Probe", "validation", {"mode": "Probe", "probe": {"continuationTokens": 16}},

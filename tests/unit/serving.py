@@ -63,6 +63,7 @@ class Told(NoRecord):
 
     accepted: list[int] = field(default_factory=list)  # tokens of each draft
     phases: list[Phase] = field(default_factory=list)  # of the target's steps
+    undrafted_tokens: int = 0
 
     def stepped(self, phase: Phase, batch: int, seconds: float) -> None:
         if phase is not Phase.DRAFT:
@@ -70,6 +71,9 @@ class Told(NoRecord):
 
     def drafted(self, origin: Origin, length: int, accepted: int) -> None:
         self.accepted.append(accepted)
+
+    def undrafted(self, origin: Origin, tokens: int) -> None:
+        self.undrafted_tokens += tokens
 
 
 @dataclass(eq=False)

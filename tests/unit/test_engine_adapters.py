@@ -11,6 +11,7 @@ import pytest
 from tandem_operator.api import Spec
 from tandem_operator.api.status import Counts
 from tandem_operator.engines import Adapter, Launch, adapter_of
+from tandem_operator.engines.builtin import Builtin
 from tandem_operator.engines.formulas import same_version
 from tandem_operator.plan.analysis.evidence import increment
 from tandem_operator.plan.revisions import recipe
@@ -38,6 +39,12 @@ def last(arguments: list[str], flag: str) -> str:
     """As argparse takes it: the last one counts."""
     words = [word for argument in arguments for word in ([argument] if argument[0] == "{" else argument.split("=", 1))]
     return next(words[i + 1] for i in reversed(range(len(words))) if words[i] == flag)
+
+
+@pytest.mark.parametrize(("asked", "told"), [(3, "3"), ("auto", "auto")])
+def test_the_builtin_engine_hears_the_draft_length_as_it_was_asked_for(asked: object, told: str) -> None:
+    launch = Launch(recipe(spec(speculation={"draftLength": asked}), "pair", None), "r1", "/target", "/drafter")
+    assert last(Builtin().arguments(launch), "--draft-length") == told
 
 
 def test_sglang_drafts_a_chain_of_the_length_that_the_spec_asks_for() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tandem_worker.checkpoint.description import RopeScaling
+from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Finish, Sampling
@@ -167,6 +168,22 @@ def test_rounds_go_on_while_others_leave_and_speculation_is_switched(plain: list
     texts = [submit(made, p, Sampling(n)) for p, n in zip(PROMPTS, lengths, strict=True)]
     finish_all(made, between=lambda step: made.switch(True) if step == 3 else None)
     assert [text.tokens for text in texts] == [tokens[:n] for tokens, n in zip(plain, lengths, strict=True)]
+
+
+def test_rounds_change_their_draft_length_while_they_run(plain: list[list[int]]) -> None:
+    llama, eagle3 = pair()
+    made = Engine(llama, eagle3, EngineOptions(3, 2, 512, kernels=True, adaptive=True), Told())
+    seen = []
+
+    def change(step: int) -> None:
+        seen.append(made.length if made.speculating else 0)
+        dear = (1, 3, 0)[step // 2 % 3]  # drafts are free up to this length
+        made.adapt(Costs({(1, k): 1.0 + (50.0 if k > dear else 0.0) for k in range(4)}))
+
+    texts = [submit(made, prompt, Sampling(NEW_TOKENS)) for prompt in PROMPTS]
+    finish_all(made, between=change)
+    assert [text.tokens for text in texts] == plain
+    assert {1, 3} <= set(seen)
 
 
 def test_every_form_of_attention_is_met_before_a_request_waits_for_it() -> None:

@@ -140,6 +140,12 @@ def test_counters_are_summed_over_origins_and_read_at_position_0() -> None:
     assert read.steps == (StepTimes("verify", 2, 7, 0.21),), "what was never timed is left out"
 
 
+def test_tokens_that_were_meant_to_come_without_drafts_do_not_make_speculation_look_inactive() -> None:
+    """Requests that want no drafts, and a worker that found that none pay (draftLength: auto)."""
+    read = builtin.read_metrics(METRICS + 'tandem_undrafted_tokens_total{revision="r",origin="user"} 120\n')
+    assert (read.counts.requests, read.counts.generated) == (6, 10)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -24,6 +24,9 @@ TERMINATION_MESSAGE_LIMIT_BYTES = 4096
 
 WORKER_PORT = 8000
 
+AUTO = "auto"
+"""A draft length that the builtin engine chooses as it runs."""
+
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")

@@ -62,6 +62,8 @@ class Metric(_Described):
         "Of these, tokens that an earlier text had begun with, and that were not computed again"
     GENERATED_TOKENS = "tandem_generated_tokens_total", Kind.COUNTER, "revision origin", "tokens", \
         "Tokens generated"
+    UNDRAFTED_TOKENS = "tandem_undrafted_tokens_total", Kind.COUNTER, "revision origin", "tokens", \
+        "Of these, tokens for which no draft was meant: the request wants none, or none pay (draftLength: auto)"
     # From the sums over finished requests the correlation of drafts within a request, and so the design effect, follow.
     FINISHED_N = "tandem_finished_requests_total", Kind.COUNTER, "revision origin", "requests", \
         "Finished requests, n"
@@ -79,6 +81,8 @@ class Metric(_Described):
         "Time of one forward by phase (prefill, draft, verify, plain) and number of requests in it"
     SPECULATION_ENABLED = "tandem_speculation_enabled", Kind.GAUGE, "revision", "0 or 1", \
         "Whether the engine speculates now"
+    DRAFT_LENGTH = "tandem_draft_length", Kind.GAUGE, "revision", "tokens", \
+        "Tokens drafted per request and round; with draftLength: auto as chosen for the last round"
     SPEEDUP = "tandem_speedup_ratio", Kind.GAUGE, "revision", "ratio", \
         "Estimated speed with speculation over speed without, from step times; NaN until both were timed"
     RUNNING = "tandem_running_requests", Kind.GAUGE, "revision", "requests", "Requests that hold pages"

@@ -53,7 +53,8 @@ def _translate(node: Json, definitions: dict[str, Json]) -> Json:
         around = {key: value for key, value in node.items() if key != "$ref"}
         return _translate({**inner, **around}, definitions)
     if node.get("x-kubernetes-int-or-string"):
-        return {"x-kubernetes-int-or-string": True}
+        kept: Json = {key: node[key] for key in ("description", "default") if key in node}
+        return {"x-kubernetes-int-or-string": True, **kept}
     if "anyOf" in node:
         variants = [variant for variant in node["anyOf"] if variant != {"type": "null"}]
         if len(variants) != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -69,11 +69,33 @@ class Drafter(ApiModel):
     trained_on: TrainedOn | None = None
 
 
+DEFAULT_DRAFT_LENGTH = 5
+
+
 class Speculation(ApiModel):
     """How the pair speculates."""
 
     enabled: bool = True
-    draft_length: Annotated[int, Field(ge=1, le=8, description="Tokens proposed per round.")] = 5
+    draft_length: Annotated[
+        Annotated[int, Field(ge=1, le=8)] | Literal["auto"],
+        Field(
+            description="Tokens proposed per round, 1 to 8; auto: as many as pay, 0 to 8, by the number of requests, "
+            "what is accepted, and what rounds cost when the worker warms up.",
+            json_schema_extra={"x-kubernetes-int-or-string": True},
+        ),
+    ] = DEFAULT_DRAFT_LENGTH
+    rules: ClassVar = (
+        Rule(
+            "type(self.draftLength) == int ? self.draftLength >= 1 && self.draftLength <= 8 "
+            ": self.draftLength == 'auto'",
+            "draftLength is 1 to 8, or auto",
+        ),
+    )
+
+    @property
+    def fixed_draft_length(self) -> int:
+        """For those who need one number: validation, SGLang, vLLM."""
+        return DEFAULT_DRAFT_LENGTH if self.draft_length == "auto" else self.draft_length
 
 
 class EngineType(StrEnum):
@@ -256,6 +278,10 @@ class Spec(ApiModel):
         Rule(
             "!has(self.engine.gpuMemoryFraction) || self.resources.limits.exists(name, name.startsWith('nvidia.com/'))",
             "engine.gpuMemoryFraction is for workers on a GPU: ask for one in resources.limits",
+        ),
+        Rule(
+            "self.speculation.draftLength != 'auto' || self.engine.type == 'builtin'",
+            "draftLength: auto is for the builtin engine; SGLang and vLLM draft so many tokens as they are told",
         ),
         Rule(
             # Two objects of different schemas cannot be compared in CEL, their fields can.

@@ -15,4 +15,4 @@ def adapter_of(engine: Engine, speculation: Speculation) -> Adapter:
     if engine.type == EngineType.BUILTIN:
         return Builtin()
     kind = SGLang if engine.type == EngineType.SGLANG else Vllm
-    return kind(engine.version or "", speculation.draft_length)
+    return kind(engine.version or "", speculation.fixed_draft_length)

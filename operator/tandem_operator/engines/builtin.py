@@ -94,7 +94,8 @@ def read_metrics(text: str) -> Metrics:
         accepted0=whole(sums, Metric.ACCEPTED_PER_POSITION),
         requests=whole(sums, Metric.FINISHED_N),
         user_requests=int(sums.get("user", 0.0)),
-        generated=whole(sums, Metric.GENERATED_TOKENS),
+        # Tokens that were meant to come without drafts are no sign that speculation does not work.
+        generated=whole(sums, Metric.GENERATED_TOKENS) - whole(sums, Metric.UNDRAFTED_TOKENS, 0),
         **{field: whole(sums, metric) for field, metric in _SUMS.items() if metric in sums},
     )
     times = [

@@ -50,10 +50,10 @@ def retry_of(resource: SpeculativeDeployment) -> str:
 def key_of(resource: SpeculativeDeployment) -> str:
     """Of everything that the validation Job looks at. The floor counts only where the probe is judged by it."""
     spec = resource.spec
-    probe = (spec.speculation.draft_length, probe_floor(spec), *_prompts(spec))
+    probe = (spec.speculation.fixed_draft_length, probe_floor(spec), *_prompts(spec))
     probed = probe if spec.validation.mode == ValidationMode.PROBE else ()
     engine = spec.engine.model_copy(update={"image": None})
-    told = () if engine.type == EngineType.BUILTIN else (spec.speculation.draft_length, *spec.pod.env)
+    told = () if engine.type == EngineType.BUILTIN else (spec.speculation.fixed_draft_length, *spec.pod.env)
     return short_hash(spec.target, spec.drafter, engine, told, spec.validation.mode, probed, retry_of(resource))
 
 

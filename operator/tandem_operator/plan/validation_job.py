@@ -30,7 +30,7 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
         f"--target={target_folder}",
         f"--drafter={drafter_folder}",
         f"--mode={spec.validation.mode}",
-        f"--draft-length={spec.speculation.draft_length}",
+        f"--draft-length={spec.speculation.fixed_draft_length}",
         f"--min-accept-length={probe_floor(spec):g}",
         f"--termination-message={TERMINATION_LOG}",
         *_engine_arguments(spec, Launch(make_recipe(spec, name, None), "", target_folder, drafter_folder)),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem_worker.engine.adaptive import Adaptive, Costs
 from tandem_worker.engine.choosing import BROKEN, Choice
 from tandem_worker.engine.pages import PAGE, SCRATCH, Pages, pages_for
 from tandem_worker.engine.plain_probe import PlainProbe
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # needs Triton, which a machine without a GPU may lack
 
 @dataclass(frozen=True)
 class EngineOptions:
-    draft_length: int
+    draft_length: int  # the longest, where it adapts
     max_batch: int = 8
     kv_cache_tokens: int | None = None  # None: enough for max_batch texts of DEFAULT_CONTEXT tokens
     prefill_chunk: int = 128  # prompt rows per step
@@ -43,6 +44,7 @@ class EngineOptions:
     context_length: int | None = None  # tokens of prompt and completion; None: the target's
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    adaptive: bool = False  # the length of drafts follows what they cost and how many are accepted
     baseline_probe: float = 0.0  # share of the rounds that are plain although the engine speculates, to time them
     kernels: bool | None = None  # None: on a GPU; True on a CPU runs them in Triton's interpreter
 
@@ -66,7 +68,9 @@ class Engine:
         longest = min(llama.target.max_position_embeddings, options.context_length or sys.maxsize)
         capacity = options.kv_cache_tokens or options.max_batch * min(longest, DEFAULT_CONTEXT)
         self.context_limit = min(longest, pages_for(capacity) * PAGE)  # tokens of prompt and completion
-        self.draft_length = options.draft_length
+        self.longest = options.draft_length
+        self.length = self.longest  # tokens drafted per request and round, now
+        self.adaptive: Adaptive | None = None
         self.can_speculate = eagle3 is not None
         self.speculating = self.wanted = self.can_speculate  # in this round; by order
         self.probe = PlainProbe(options.baseline_probe if eagle3 else 0.0)
@@ -115,6 +119,29 @@ class Engine:
         self.wanted = speculate and self.can_speculate
         self._turn(self.wanted)
 
+    def settle(self) -> None:
+        """Nothing is in flight afterwards."""
+        self._finish_rounds()
+
+    def adapt(self, costs: Costs) -> None:
+        """From the next step on, the draft length follows costs and acceptance."""
+        self.adaptive = Adaptive(costs, self.longest)
+
+    def _adapted(self) -> bool:
+        """Chooses the draft length of the next round -> whether it has drafts at all."""
+        scheduler = self.scheduler
+        batch = len(scheduler.running) or min(len(scheduler.waiting), scheduler.max_batch)
+        if self.adaptive is None or not batch:
+            return True
+        length = self.adaptive.next_length(batch)
+        if length and length != self.length:
+            self._finish_rounds()
+            self.length = length
+            for request in scheduler.running:
+                del request.proposals[length:]
+        self.recorder.adapted(length)
+        return length > 0
+
     def _turn(self, speculate: bool) -> None:
         if self.speculating == speculate:
             return
@@ -128,7 +155,7 @@ class Engine:
     def step(self) -> None:
         """Raises EngineBroken when nothing but broken logits comes out of the model."""
         if self.wanted:
-            self._turn(self.probe.speculates(self.scheduler))
+            self._turn(self._adapted() and self.probe.speculates(self.scheduler))
         self._wipe()
         if self.rounds and self._may_start_round(self.rounds):
             self._start_round(self.rounds)
@@ -151,7 +178,7 @@ class Engine:
     def _may_start_round(self, rounds: Rounds) -> bool:
         """Nobody to admit, no probabilities to tell, drafts for everybody who wants them, and room for what the round
         may write."""
-        running, drafts = self.scheduler.running, self.draft_length if self.speculating else 0
+        running, drafts = self.scheduler.running, self.length if self.speculating else 0
         return (
             bool(running)
             and not self.scheduler.may_admit()
@@ -164,7 +191,7 @@ class Engine:
 
     def _start_round(self, rounds: Rounds) -> None:
         """And finishes the one before, while this one runs."""
-        running, drafts = self.scheduler.running, self.draft_length if self.speculating else 0
+        running, drafts = self.scheduler.running, self.length if self.speculating else 0
         longest = max(len(request.tokens) for request in running)
         rounds.start(running, drafts, longest + rounds.in_flight * (drafts + 1) + 2 * drafts)
         if rounds.in_flight > 1:
@@ -227,6 +254,8 @@ class Engine:
         request.drafts += 1
         request.accepted0 += accepted > 0
         self.recorder.drafted(request.origin, length, accepted)
+        if self.adaptive:
+            self.adaptive.chances.drafted(length, accepted)
 
     def _append(self, request: Request, choices: Sequence[Choice]) -> None:
         """Cuts at an end token or at the length that was asked for."""
@@ -242,6 +271,8 @@ class Engine:
         request.logprobs += [choice.logprob for choice in choices[:count] if choice.logprob]
         self._broken_in_a_row = 0
         self.recorder.generated(request.origin, len(tokens))
+        if not request.sampling.speculate or (self.adaptive and self.wanted and not self.speculating):
+            self.recorder.undrafted(request.origin, len(tokens))
         if finish:
             self._end(request, finish, tokens)
         else:
@@ -270,14 +301,14 @@ class Engine:
 
     def _worth_drafting(self, request: Request) -> bool:
         """A draft must fit the context whole; the last tokens before the limit come without."""
-        fits = len(request.tokens) + self.draft_length <= self.context_limit
+        fits = len(request.tokens) + self.length <= self.context_limit
         return fits and request.finish is None and request.sampling.speculate
 
     def _draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool]) -> None:
         if not self.speculating:
             return
         started = time.perf_counter()
-        self.runner.draft(works, verified, drafting, self.draft_length)
+        self.runner.draft(works, verified, drafting, self.length)
         if _phase(works) is not Phase.PREFILL:  # the drafter's rows of a prompt are no part of a round
             self.recorder.stepped(Phase.DRAFT, len(works), time.perf_counter() - started)
 
@@ -312,6 +343,7 @@ def _runner(
         max_batch=options.max_batch,
         prefill_chunk=options.prefill_chunk,
         draft_length=options.draft_length,
+        lengths=range(1, options.draft_length + 1) if options.adaptive else [options.draft_length],
         context_limit=context_limit,
         device=device,
     )

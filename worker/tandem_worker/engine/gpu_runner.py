@@ -58,6 +58,7 @@ class GpuRunner:
         max_batch: int,
         prefill_chunk: int,
         draft_length: int,
+        lengths: Sequence[int],
         context_limit: int,
         device: torch.device,
     ) -> None:
@@ -81,6 +82,7 @@ class GpuRunner:
             self.drafter,
             max_batch=max_batch,
             draft_length=draft_length if eagle3 else 0,
+            lengths=lengths,
             context_limit=context_limit,
             table_width=self.width,
         )

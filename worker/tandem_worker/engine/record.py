@@ -27,6 +27,12 @@ class Recorder(Protocol):
 
     def generated(self, origin: Origin, tokens: int) -> None: ...
 
+    def undrafted(self, origin: Origin, tokens: int) -> None:
+        """Of the generated ones, those for which no draft was meant: the request wants none, or none pay."""
+
+    def adapted(self, length: int) -> None:
+        """The draft length of the next round, where it is chosen anew for each."""
+
     def ended(self, request: Request) -> None:
         """`request.finish` says how."""
 
@@ -41,6 +47,10 @@ class NoRecord:
     def drafted(self, origin: Origin, length: int, accepted: int) -> None: ...
 
     def generated(self, origin: Origin, tokens: int) -> None: ...
+
+    def undrafted(self, origin: Origin, tokens: int) -> None: ...
+
+    def adapted(self, length: int) -> None: ...
 
     def ended(self, request: Request) -> None: ...
 

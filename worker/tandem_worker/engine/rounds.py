@@ -91,10 +91,12 @@ class Rounds:
         *,
         max_batch: int,
         draft_length: int,
+        lengths: Sequence[int],
         context_limit: int,
         table_width: int,
     ) -> None:
         self.target, self.drafter = target, drafter
+        self.lengths = lengths  # of drafts, that graphs are captured for at the start
         self.draft_length, self.context_limit, self.width = draft_length, context_limit, table_width
         self.device = target.streams.device
         self.buckets = buckets(max_batch)
@@ -112,7 +114,7 @@ class Rounds:
         self.forced = torch.full((FORCED,), -1, dtype=torch.int32, device=self.device)
         rows = torch.arange(largest * t, dtype=torch.int32, device=self.device)
         self._each, self._ones = rows[:largest], torch.ones_like(rows[:largest])
-        self._owners = {1: rows, t: rows // t}
+        self._owners = {size: rows // size for size in range(1, t + 1)}
         self._counts = {size: torch.full_like(rows, size) for size in range(1, t + 1)}
         self._tiles = {rows_each: self._tiles_of(rows_each, rows) for rows_each in self._owners}
         pinned = self.device.type == "cuda"
@@ -191,7 +193,7 @@ class Rounds:
     def capture_all(self) -> None:
         """Every graph, the largest first, so that the others fit into its memory."""
         started = time.perf_counter()
-        kinds = [0, self.draft_length] if self.drafter else [0]
+        kinds = [0, *self.lengths] if self.drafter else [0]
         sizes = product((False, True), reversed(self.buckets), kinds, reversed(self.contexts))
         keys = [Key(batch, drafts, context, draws) for draws, batch, drafts, context in sizes]
         for number, key in enumerate(keys, 1):

@@ -13,12 +13,14 @@ import torch
 import typer
 
 from tandem_worker.contract import (
+    AUTO,
     TERMINATION_MESSAGE_LIMIT_BYTES,
     WORKER_PORT,
     ExitCode,
     Fingerprints,
     WorkerFailure,
 )
+from tandem_worker.engine.adaptive import LONGEST
 from tandem_worker.engine.engine import EngineOptions
 from tandem_worker.server.run import bind, run
 from tandem_worker.server.start import CannotStart, Settings, start
@@ -39,7 +41,9 @@ def serve(
     target: Annotated[Path, typer.Option(help="Folder of the target checkpoint.")],
     model: Annotated[str, typer.Option(help="Name under which clients ask for the model.")],
     drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter checkpoint.")] = None,
-    draft_length: Annotated[int, typer.Option(min=1, max=16, help="Tokens proposed per round.")] = 4,
+    draft_length: Annotated[
+        str, typer.Option(help="Tokens proposed per round, 1 to 16; auto: as many as pay, 0 to 8, chosen as it runs.")
+    ] = "4",
     revision: Annotated[str, typer.Option(help="Label of all metrics, header of all answers.")] = "",
     host: Annotated[str, typer.Option()] = "0.0.0.0",
     port: Annotated[int, typer.Option()] = WORKER_PORT,
@@ -90,7 +94,8 @@ def serve(
         revision=revision,
         speculate=not no_speculation,
         engine=EngineOptions(
-            draft_length=draft_length,
+            draft_length=LONGEST if draft_length == AUTO else _length(draft_length),
+            adaptive=draft_length == AUTO,
             max_batch=max_batch,
             kv_cache_tokens=kv_cache_tokens,
             prefill_chunk=prefill_chunk,
@@ -116,6 +121,12 @@ def serve(
     if worker.engine.broken:
         broken = WorkerFailure(reason=worker.engine.reason, message=f"The engine failed: {worker.engine.broken}")
         raise _ended(ExitCode.CANNOT_LOAD, broken, termination_message)
+
+
+def _length(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 16:
+        raise typer.BadParameter(f"{text!r} is neither 1 to 16 nor {AUTO}", param_hint="--draft-length")
+    return int(text)
 
 
 def _bind(host: str, port: int) -> socket.socket:

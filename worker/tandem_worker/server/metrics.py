@@ -42,6 +42,7 @@ class Metrics:
         self._prompt_tokens = self._by_origin(Metric.PROMPT_TOKENS)
         self._reused = self._by_origin(Metric.REUSED_TOKENS)
         self._generated = self._by_origin(Metric.GENERATED_TOKENS)
+        self._undrafted = self._by_origin(Metric.UNDRAFTED_TOKENS)
         self._finished = {
             metric: self._by_origin(metric)
             for metric in (
@@ -55,6 +56,7 @@ class Metrics:
         batches = [str(batch) for batch in range(1, max_batch + 1)]
         self._steps = self._histograms(Metric.STEP_SECONDS, STEP_BUCKETS_SECONDS, phase=Phase, batch=batches)
         self.speculating = self._gauge(Metric.SPECULATION_ENABLED)
+        self.draft_length = self._gauge(Metric.DRAFT_LENGTH)
         self.graphs = self._gauge(Metric.GRAPHS)
         self._running, self._waiting = self._gauge(Metric.RUNNING), self._gauge(Metric.WAITING)
         self._gauge(Metric.SPEEDUP).set_function(lambda: speedup.value)
@@ -77,6 +79,12 @@ class Metrics:
 
     def generated(self, origin: Origin, tokens: int) -> None:
         self._generated[origin].inc(tokens)
+
+    def undrafted(self, origin: Origin, tokens: int) -> None:
+        self._undrafted[origin].inc(tokens)
+
+    def adapted(self, length: int) -> None:
+        self.draft_length.set(length)
 
     def ended(self, request: Request) -> None:
         assert request.finish is not None

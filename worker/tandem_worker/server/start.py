@@ -35,6 +35,7 @@ from tandem_worker.contract import (
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.gpu import GpuProblem, claim, explained, keep_kernels
+from tandem_worker.engine.measure import measure
 from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
@@ -127,8 +128,11 @@ def _start(settings: Settings) -> Worker:
     tested = self_test(engine, prompts) if loaded and settings.speculate else SelfTest(outcome=SelfTestOutcome.NOT_RUN)
     speedup = Speedup()
     time_plain_steps(engine, prompts[0], speedup)
+    if settings.engine.adaptive and loaded:
+        engine.adapt(measure(engine, prompts[0]))
     metrics = Metrics(settings.revision, settings.engine.draft_length, settings.engine.max_batch, speedup)
     metrics.graphs.set_function(lambda: settings.on_gpu and not engine.degraded)
+    metrics.draft_length.set(engine.length if loaded else 0)
     engine.recorder = metrics
     identity = Identity(
         settings.revision, settings.model, settings.engine.draft_length, pair.fingerprints, resolution, tested

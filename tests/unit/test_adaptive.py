@@ -1,0 +1,235 @@
+"""The draft length follows what drafts cost and how many are accepted, and never expects to be slower than none."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_worker.engine.adaptive import (
+    LONGEST,
+    LOOK_AFTER,
+    MARGIN,
+    Adaptive,
+    Chances,
+    Costs,
+    best_length,
+    expected_tokens,
+)
+from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.measure import LENGTHS, measure
+from tandem_worker.engine.record import Phase
+from tandem_worker.engine.request import Sampling
+from tandem_worker.server.start import start
+from unit.serving import (
+    Told,
+    accepted,
+    finish_all,
+    generate,
+    make_engine,
+    phases,
+    prompts,
+    submit,
+    tiny_pair,
+    tiny_settings,
+)
+
+H200 = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-llama8b.json"
+
+
+def h200() -> Costs:
+    """What rounds of the 8B shape cost on one H200, as committed."""
+    rows = json.loads(H200.read_text())["rows"]
+    return Costs({(row["batch"], row["drafts"]): row["ms"] / 1000 for row in rows})
+
+
+def chances(*of_positions: float, drafts: int = 3000, seed: int = 0) -> Chances:
+    """After many drafts whose token at position k was accepted with the k-th chance, if those before it were."""
+    told, chance = Chances(), random.Random(seed)
+    for _ in range(drafts):
+        taken = next((k for k, p in enumerate(of_positions) if chance.random() >= p), len(of_positions))
+        told.drafted(len(of_positions), taken)
+    return told
+
+
+# --- costs and chances -----------------------------------------------------------------------------------------------
+
+
+def test_costs_lie_on_lines_between_measured_points_and_stay_flat_beyond() -> None:
+    costs = Costs({(1, 0): 4.0, (1, 4): 6.0, (9, 0): 8.0, (9, 4): 18.0})
+    assert costs.at(1, 0) == 4.0
+    assert costs.at(1, 2) == 5.0
+    assert costs.at(5, 0) == 6.0
+    assert costs.at(5, 2) == (5.0 + 13.0) / 2
+    assert costs.at(64, 8) == costs.at(9, 4) == 18.0
+
+
+def test_chances_are_learnt_by_position_and_carried_on_to_where_nothing_is_known() -> None:
+    told = chances(0.9, 0.5)
+    assert told.at(0) == pytest.approx(0.9, abs=0.06)
+    assert told.at(1) == pytest.approx(0.5, abs=0.09)
+    assert told.at(5) == pytest.approx(told.at(1), abs=0.01)
+    assert expected_tokens(told, 2) == pytest.approx(1 + told.at(0) + told.at(0) * told.at(1))
+
+
+def test_what_is_learnt_follows_a_change_within_some_hundred_drafts() -> None:
+    told = chances(0.9)
+    for _ in range(600):
+        told.drafted(1, 0)
+    assert told.at(0) < 0.1
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "of_positions", "lengths"),
+    [
+        (1, (0.8,) * 8, {6, 7, 8}),  # one request: drafts are almost free
+        (32, (0.8,) * 8, {3, 4}),  # the card is at its power limit from 128 rows on
+        (32, (0.45,) * 8, {1, 2}),
+        (1, (0.5,) * 8, {2, 3}),
+        (1, (0.05,) * 8, {0}),
+        (32, (0.0,) * 8, {0}),
+    ],
+)
+def test_on_an_h200_it_drafts_as_the_measured_costs_say(
+    batch: int, of_positions: tuple[float, ...], lengths: set[int]
+) -> None:
+    assert best_length(h200(), chances(*of_positions), batch, current=0) in lengths
+
+
+TABLES = st.dictionaries(
+    st.integers(1, 64),
+    st.lists(st.floats(0.001, 10), min_size=4, max_size=4),
+    min_size=1,
+    max_size=4,
+).map(
+    lambda rows: Costs(
+        {(batch, k): cost for batch, row in rows.items() for k, cost in zip((0, 1, 4, 8), row, strict=True)}
+    )
+)
+POSITIONS = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(TABLES, POSITIONS, st.integers(1, 80), st.integers(0, LONGEST), st.integers(0, 1000))
+def test_no_choice_expects_to_be_slower_than_the_target_alone(
+    costs: Costs, of_positions: list[float], batch: int, current: int, seed: int
+) -> None:
+    """Whatever the costs, also such that make no sense; and it is within the margin of the best."""
+    told = chances(*of_positions, drafts=60, seed=seed)
+    chosen = best_length(costs, told, batch, current)
+
+    def rate(length: int) -> float:
+        return expected_tokens(told, length) / costs.at(batch, length)
+
+    assert rate(chosen) >= rate(0)
+    assert rate(chosen) * MARGIN >= max(rate(length) for length in range(LONGEST + 1))
+
+
+def test_a_small_promise_changes_nothing_but_being_slower_than_none_does() -> None:
+    told = chances(0.5)
+    assert best_length(Costs({(1, 0): 1.0, (1, 1): 1.47}), told, 1, current=0, longest=1) == 0
+    assert best_length(Costs({(1, 0): 1.0, (1, 1): 1.2}), told, 1, current=0, longest=1) == 1
+    assert best_length(Costs({(1, 0): 1.0, (1, 1): 1.6}), told, 1, current=1, longest=1) == 0
+
+
+def test_where_nothing_is_accepted_it_gives_up_and_looks_again_ever_more_rarely() -> None:
+    """Costs of an H200, one request. Drafting in vain costs 1.2 rounds each; all of it stays below 2 %."""
+    adaptive, costs, looks, spent, plain = Adaptive(h200()), h200(), [], 0.0, 0.0
+    rounds = 16 * LOOK_AFTER
+    for number in range(rounds):
+        length = adaptive.next_length(1)
+        if length:
+            adaptive.chances.drafted(length, 0)
+            looks.append(number)
+        spent += costs.at(1, length)
+        plain += costs.at(1, 0)
+    begun = [a for a, b in zip(looks, [-2, *looks], strict=False) if a - b > 1]
+    gaps = [b - a for a, b in pairwise(begun)]
+    assert len(begun) >= 4
+    assert gaps == sorted(gaps)
+    assert spent < 1.02 * plain
+
+
+def test_when_text_gets_better_it_drafts_again() -> None:
+    adaptive = Adaptive(h200())
+    for _ in range(200):
+        if length := adaptive.next_length(8):
+            adaptive.chances.drafted(length, 0)
+    assert adaptive.length == 0
+    for _ in range(LOOK_AFTER + 400):
+        if length := adaptive.next_length(8):
+            adaptive.chances.drafted(length, length)
+    assert adaptive.length >= 5
+
+
+# --- in the engine ---------------------------------------------------------------------------------------------------
+
+
+def costs_that_want(length: int) -> Costs:
+    """Drafts are free up to a length and dear behind it."""
+    return Costs({(1, k): 1.0 + 0.001 * k + (50.0 if k > length else 0.0) for k in range(LONGEST + 1)})
+
+
+def adaptive_engine(kernels: bool | None = None, **options: Any) -> Engine:
+    made = Engine(*tiny_pair(), EngineOptions(LONGEST, adaptive=True, kernels=kernels, **options), Told())
+    made.switch(True)
+    return made
+
+
+def test_text_is_the_same_while_the_length_changes_under_load() -> None:
+    some = prompts()[:6]
+    plain = generate(make_engine(speculate=False, max_batch=1), some, 40)
+    engine = adaptive_engine(max_batch=4)
+    seen: set[int] = set()
+
+    def change(step: int) -> None:
+        seen.add(engine.length if engine.speculating else 0)
+        if step % 4 == 0:
+            engine.adapt(costs_that_want((3, 0, 8, 1)[step // 4 % 4]))
+
+    engine.adapt(costs_that_want(5))
+    texts = [submit(engine, prompt, Sampling(40)) for prompt in some]
+    finish_all(engine, between=change)
+    assert [text.tokens for text in texts] == plain
+    assert {0, 1, 3, 8} <= seen
+    assert engine.pages.free == engine.pages.count - 1
+
+
+def test_where_no_draft_pays_every_round_is_plain_and_said_to_be_meant_so() -> None:
+    engine = adaptive_engine(max_batch=2)
+    engine.adapt(costs_that_want(0))
+    text = submit(engine, prompts()[0], Sampling(12))
+    finish_all(engine)
+    assert len(text.tokens) == 12
+    assert accepted(engine) == []
+    assert Phase.VERIFY not in phases(engine)
+    assert isinstance(engine.recorder, Told)
+    assert engine.recorder.undrafted_tokens == 12
+
+
+def test_costs_are_measured_for_every_length_at_several_batches() -> None:
+    engine = adaptive_engine(max_batch=5)
+    costs = measure(engine, prompts()[0][:6])
+    assert set(costs.seconds) == {(batch, length) for batch in (1, 4, 5) for length in LENGTHS}
+    assert all(0 < seconds < 60 for seconds in costs.seconds.values())
+    assert engine.idle
+    assert engine.pages.free == engine.pages.count - 1
+    assert accepted(engine) == []
+
+
+def test_worker_that_adapts_says_so_in_its_metrics() -> None:
+    settings = tiny_settings()
+    worker = start(replace(settings, engine=replace(settings.engine, draft_length=LONGEST, adaptive=True, max_batch=2)))
+    worker.engine.stop()
+    assert worker.engine.engine.adaptive
+    assert worker.status().draft_length == LONGEST
+    assert f'tandem_draft_length{{revision="rev-1"}} {LONGEST}.0' in worker.metrics.exposition().decode()
