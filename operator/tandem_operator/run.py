@@ -96,6 +96,12 @@ async def connection() -> AsyncIterator[client.ApiClient]:
         yield api
 
 
+def bare_token(header: str) -> str | None:
+    """What the client would send as `Authorization`, without the scheme: `Bearer` from a kubeconfig, `bearer` from a
+    pod's service account."""
+    return header.rpartition(" ")[2] or None
+
+
 async def _run_kopf(store: Store, queue: WorkQueue, settings: Settings) -> None:
     registry = handlers.registry(store, queue)
 
@@ -103,8 +109,8 @@ async def _run_kopf(store: Store, queue: WorkQueue, settings: Settings) -> None:
         """The same credentials as our own client; kopf asks again when they expire."""
         async with connection() as api:
             conf = api.configuration
-            bearer = (conf.api_key or {}).get("BearerToken", "").removeprefix("Bearer ")
-            return kopf.ConnectionInfo(server=conf.host, ca_path=conf.ssl_ca_cert, token=bearer or None)
+            token = bare_token((conf.api_key or {}).get("BearerToken", ""))
+            return kopf.ConnectionInfo(server=conf.host, ca_path=conf.ssl_ca_cert, token=token)
 
     kopf.on.login(registry=registry)(login)
     await kopf.operator(

@@ -21,7 +21,7 @@ from tandem_operator.observe import _deployment, _job, _pod
 from tandem_operator.plan.observed import Pod
 from tandem_operator.plan.revisions import recipe
 from tandem_operator.queue import Key, WorkQueue
-from tandem_operator.run import _run_kopf
+from tandem_operator.run import _run_kopf, bare_token
 from tandem_operator.settings import Settings
 from tandem_operator.signing import Signer
 from tandem_operator.store import Store
@@ -370,6 +370,13 @@ async def test_a_reconcile_that_hangs_is_an_ailment(monkeypatch: pytest.MonkeyPa
     queue.beat_seconds = 1000.0
     monkeypatch.setattr(queue, "stuck_seconds", lambda: 301.0)
     assert web.ailment(queue, 1000.0, 1000.0, 60.0) == "a reconcile has been running for 301 s"
+
+
+@pytest.mark.parametrize(
+    ("header", "token"), [("Bearer abc.d", "abc.d"), ("bearer abc.d", "abc.d"), ("abc.d", "abc.d"), ("", None)]
+)
+def test_kopf_gets_the_token_of_a_kubeconfig_and_of_a_service_account_alike(header: str, token: str | None) -> None:
+    assert bare_token(header) == token
 
 
 async def test_the_operator_runs_as_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

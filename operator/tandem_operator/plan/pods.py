@@ -98,7 +98,7 @@ def _host_engine(pod: Manifest, adapter: Adapter, launch: Launch, sources: dict[
 
 
 def make_container(name: str, image: str, arguments: list[str], sources: dict[str, Source]) -> Manifest:
-    mounts = [{"name": volume, "mountPath": _mount(volume), "readOnly": True} for volume in sources]
+    mounts = [{"name": _volume_of(part, sources), "mountPath": _mount(part), "readOnly": True} for part in sources]
     return {
         "name": name,
         "image": image,
@@ -118,7 +118,7 @@ def make_pod(owner: str, pod: ApiModel, containers: list[Manifest], sources: dic
     chosen = dump(pod)
     for apart in ("labels", "annotations", "env"):
         chosen.pop(apart, None)
-    volumes = [_volume(name, source) for name, source in sources.items()]
+    volumes = [_volume(part, source) for part, source in sources.items() if _volume_of(part, sources) == part]
     return {
         **chosen,
         "serviceAccountName": names.worker_account(owner),
@@ -135,6 +135,13 @@ def _volume(name: str, source: Source) -> Manifest:
         return {"name": name, "hostPath": {"path": source.host_path.path}}
     assert source.pvc is not None, "the CRD lets through exactly one source"
     return {"name": name, "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
+
+
+def _volume_of(part: str, sources: dict[str, Source]) -> str:
+    """The volume that a part is in: its own, or the target's for a drafter in the same claim. A pod with two volumes of
+    one claim stays in ContainerCreating for ever, and no event says why (kubernetes #127004)."""
+    claims = {name: source.pvc.claim_name for name, source in sources.items() if source.pvc}
+    return next((name for name, claim in claims.items() if claim == claims.get(part)), part)
 
 
 def _mount(volume: str) -> str:

@@ -95,10 +95,20 @@ def _keep_reached(probe: Probe, name: str, container: Manifest, pod: Manifest) -
     """
     if probe.resume is None:
         return
-    pod["volumes"].append({"name": "reached", "persistentVolumeClaim": {"claimName": probe.resume.claim_name}})
+    volume = _writable_volume(probe.resume.claim_name, pod)
     pod["securityContext"] |= {"fsGroup": UNPRIVILEGED, "fsGroupChangePolicy": "OnRootMismatch"}
-    container["volumeMounts"].append({"name": "reached", "mountPath": REACHED_MOUNT})
+    container["volumeMounts"].append({"name": volume, "mountPath": REACHED_MOUNT})
     container["args"].append(f"--resume={PurePosixPath(REACHED_MOUNT, probe.resume.path, name)}")
+
+
+def _writable_volume(claim: str, pod: Manifest) -> str:
+    """Name of the claim's one volume (kubernetes #127004); a checkpoint in it is still mounted read-only."""
+    for volume in pod["volumes"]:
+        if volume.get("persistentVolumeClaim", {}).get("claimName") == claim:
+            volume["persistentVolumeClaim"] = {"claimName": claim}
+            return str(volume["name"])
+    pod["volumes"].append({"name": "reached", "persistentVolumeClaim": {"claimName": claim}})
+    return "reached"
 
 
 def _engine_arguments(spec: Spec, launch: Launch) -> list[str]:
