@@ -66,10 +66,8 @@ metrics: venv ## write docs/metrics.md anew from the table of metrics
 chart: venv crds ## write anew what is made from helm/tandem: its README and deploy/
 	@$(RUN) chart
 
-images: ## build both images with buildah (BASE=image for another base, IMAGES=operator for one of them)
-	@for half in $(or $(IMAGES),operator worker); do buildah build --layers $(if $(BASE),--build-arg BASE=$(BASE)) $(BUILDAH) \
-		--build-arg REVISION=$$(git rev-parse HEAD) --file Containerfile.$$half --tag localhost/tandem-$$half:dev . \
-		|| exit 1; done
+images: python ## build both images with buildah (BASE=image, or local: made of this Debian; IMAGES=operator for one)
+	@$(PYTHON) -m images.build $(or $(IMAGES),operator worker) $(if $(BASE),--base $(BASE))
 
 pictures: venv kube ## play the demo under a real Prometheus and draw the dashboards' panels into docs/img/
 	@$(RUN) pip install --quiet --target build/bench --upgrade --constraint constraints.txt matplotlib

@@ -1,1 +1,1 @@
-"""The images: what goes into them."""
+"""The images: what goes into them, and how they are built on this machine."""
