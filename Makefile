@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
+.PHONY: help e2e bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ demo-down: venv ## stop what `make demo KEEP=1` left
 # Four at once on two cores: the cluster tests mostly wait for pods, the unit tests take what is left.
 test: venv kube tools lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
 	@$(RUN) pytest -n 4 --dist worksteal $(PYTEST)
+
+e2e: venv kube tools ## Tandem on a real kubelet, in built images, by helm (root, Debian; nothing leaves the machine)
+	@made="$$($(RUN) images.node --required)" && TANDEM_E2E="$$made" $(RUN) pytest tests/e2e $(PYTEST)
 
 gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder); writes benchmarks/results/gpu-check.json
 	@TANDEM_GPU=1 PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" $(RUN) pytest -n 4 tests/gpu

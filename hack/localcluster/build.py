@@ -13,7 +13,9 @@ from tools.gobuild import GoProgram
 from tools.once import ToolError
 
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-"""What a local cluster needs. The binary built here can be kubelet and kube-proxy, too."""
+"""What a local cluster needs."""
+NODE_COMPONENTS = ("kubelet", "kube-proxy")
+"""What it needs for a real node, too; always built here."""
 
 SOURCE = Path(__file__).parent / "kube"
 KUBERNETES_VERSION = "v1.34.4"

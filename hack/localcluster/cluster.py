@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from localcluster import processes
-from localcluster.build import binaries
+from localcluster.build import KUBE, NODE_COMPONENTS, binaries
+from localcluster.kubelet import isolation
 from localcluster.paths import CHECKOUT, clusters_directory
-from localcluster.settings import Gpu, Layout, ServiceAddress, ServiceTable, Settings
+from localcluster.settings import Gpu, KubeletNode, Layout, ServiceAddress, ServiceTable, Settings
 
 DEFAULT_NAME = "tandem"
 _START_LIMIT_SECONDS = 150
@@ -57,6 +58,7 @@ class Cluster:
         owner: int | None = None,
         outlives_caller: bool = False,
         hollow: bool = False,
+        kubelet: KubeletNode | None = None,
     ) -> Self:
         """Start a cluster, or find it running, and wait until pods can be scheduled.
 
@@ -74,8 +76,11 @@ class Cluster:
             restart_delay_seconds=restart_delay_seconds,
             restart_delay_limit_seconds=restart_delay_limit_seconds,
             hollow=hollow,
+            kubelet=kubelet,
         )
         components = {} if cluster.running() else binaries()  # may build for minutes, so before the lock
+        if components and kubelet:
+            components |= dict.fromkeys(NODE_COMPONENTS, KUBE.build())
         with cluster._starting():
             if not cluster.running():
                 cluster._clear()
@@ -120,12 +125,41 @@ class Cluster:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
         return result.stdout
 
+    @contextmanager
+    def network(self) -> Iterator[None]:
+        """While the block runs, this thread, and what it starts, are in the network of a cluster with a real node;
+        from elsewhere nothing of it can be reached. Raises ClusterError."""
+        supervisor = self._supervisor()
+        if supervisor is None:
+            raise ClusterError(f"cluster {self.name} is down")
+        with isolation.network_of(supervisor):
+            yield
+
     def services(self) -> tuple[ServiceAddress, ...]:
         """Every Service port and where it is served here."""
+        if Settings.model_validate_json(self.layout.settings.read_text()).kubelet:
+            return self._real_services()
         try:
             return ServiceTable.model_validate_json(self.layout.services.read_text()).services
         except FileNotFoundError:
             return ()
+
+    def _real_services(self) -> tuple[ServiceAddress, ...]:
+        """Those with an address of their own, which kube-proxy serves in the cluster's network."""
+        found = json.loads(self.kubectl("get", "services", "--all-namespaces", "--output=json"))["items"]
+        return tuple(
+            ServiceAddress(
+                namespace=item["metadata"]["namespace"],
+                name=item["metadata"]["name"],
+                port=port["port"],
+                port_name=port.get("name", ""),
+                host=item["spec"]["clusterIP"],
+                local_port=port["port"],
+            )
+            for item in found
+            if item["spec"].get("clusterIP", "None") != "None"
+            for port in item["spec"]["ports"]
+        )
 
     def service_url(self, namespace: str, name: str, port: int | str, timeout_seconds: float = 10) -> str:
         """Where this machine reaches what a pod would call http://NAME.NAMESPACE.svc:PORT.
@@ -166,6 +200,7 @@ class Cluster:
     def _clear(self) -> None:
         """Whatever a cluster that ended badly left behind."""
         processes.end_all([processes.cluster_marker(self.layout.directory)])
+        isolation.remove_control_group(Settings(name=self.name).control_group)
         shutil.rmtree(self.layout.directory, ignore_errors=True)
 
     def _supervisor(self) -> int | None:

@@ -11,20 +11,24 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from localcluster.certificates import Authority, write_key
+from localcluster.kubelet.isolation import SERVICE_NETWORK
 from localcluster.settings import Layout, write_atomically
 
-# NodeRestriction and the Node authoriser apply to the group system:nodes. The agent needs more than a kubelet (it
-# plays kube-proxy, too), so it keeps a kubelet's user name, which the audit log shows, in the administrators' group.
 _USERS = {
     "admin": ("admin", "system:masters"),
-    "agent": ("system:node:local", "system:masters"),
+    "agent": ("system:node:local", "system:nodes"),
     "controllers": ("system:kube-controller-manager", ""),
     "scheduler": ("system:kube-scheduler", ""),
+    "proxy": ("system:kube-proxy", ""),
 }
+# NodeRestriction and the Node authoriser apply to the group system:nodes. The agent needs more than a kubelet (it
+# plays kube-proxy, too), so it keeps a kubelet's user name, which the audit log shows, in the administrators' group.
+_AGENT = ("system:node:local", "system:masters")
 
-# The endpoints controllers are off because the API server refuses loopback addresses in EndpointSlices; the node
-# agent reads pods and Services itself.
-_CONTROLLERS = "*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller"
+# The endpoints controllers are off where the agent is the node, because the API server refuses loopback addresses in
+# EndpointSlices; the agent reads pods and Services itself.
+_NO_ENDPOINTS = ",-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller"
+_SERVICE_ADDRESS = "10.96.0.1"  # of the API server itself, for pods
 
 # Every request, with who, what and the answer's code, but no bodies: enough to compare a role with what was used.
 _AUDIT_POLICY = """\
@@ -40,24 +44,28 @@ class ControlPlane:
     """Free ports, keys and kubeconfigs of one cluster, and what to run with them."""
 
     layout: Layout
+    node_address: str
+    real_node: bool  # its pods have addresses of a network, and find the API server by its Service
     api_port: int
     etcd_port: int
     etcd_peer_port: int
 
     @classmethod
-    def create(cls, layout: Layout, node_address: str) -> ControlPlane:
+    def create(cls, layout: Layout, node_address: str, real_node: bool = False) -> ControlPlane:
         state = layout.state
         state.mkdir(mode=0o700)
-        plane = cls(layout, *_free_ports(3))
+        plane = cls(layout, node_address, real_node, *_free_ports(3))
         authority = Authority.create(state)
-        authority.issue(state, "apiserver", ["127.0.0.1"], ["localhost", "kubernetes", "kubernetes.default.svc"])
+        addresses = ["127.0.0.1", node_address, _SERVICE_ADDRESS]
+        authority.issue(state, "apiserver", addresses, ["localhost", "kubernetes", "kubernetes.default.svc"])
         authority.issue(state, "kubelet", [node_address], ["local"])
         write_key(state / "service-accounts.key", ec.generate_private_key(ec.SECP256R1()))
-        tokens = {user: secrets.token_hex(16) for user in _USERS}
-        rows = (f'{tokens[key]},{name},{key},"{groups}"\n' for key, (name, groups) in _USERS.items())
+        users = _USERS if real_node else _USERS | {"agent": _AGENT}
+        tokens = {user: secrets.token_hex(16) for user in users}
+        rows = (f'{tokens[key]},{name},{key},"{groups}"\n' for key, (name, groups) in users.items())
         write_atomically(state / "tokens.csv", "".join(rows))
         write_atomically(state / "audit-policy.yaml", _AUDIT_POLICY)
-        for user in _USERS:
+        for user in users:
             path = layout.kubeconfig if user == "admin" else state / f"{user}.kubeconfig"
             write_atomically(path, kubeconfig(plane.url, layout.certificate_authority, {"token": tokens[user]}))
         return plane
@@ -90,13 +98,16 @@ class ControlPlane:
 
     def _api_server(self) -> list[str]:
         state = self.layout.state
+        reached = (
+            ["--bind-address=0.0.0.0", f"--advertise-address={self.node_address}"]
+            if self.real_node
+            # Nobody dials the advertised address here, but without one a machine that has no route does not start.
+            else ["--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none"]
+        )
         return [
+            *reached,
             f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
             f"--secure-port={self.api_port}",
-            "--bind-address=127.0.0.1",
-            # Nobody dials the advertised address here, but without one a machine that has no route does not start.
-            "--advertise-address=192.0.2.1",
-            "--endpoint-reconciler-type=none",
             f"--tls-cert-file={state / 'apiserver.crt'}",
             f"--tls-private-key-file={state / 'apiserver.key'}",
             f"--token-auth-file={state / 'tokens.csv'}",
@@ -104,7 +115,7 @@ class ControlPlane:
             f"--service-account-signing-key-file={state / 'service-accounts.key'}",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--authorization-mode=Node,RBAC",
-            "--service-cluster-ip-range=10.96.0.0/16",
+            f"--service-cluster-ip-range={SERVICE_NETWORK}",
             "--allow-privileged=true",
             "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-certificate-authority={self.layout.certificate_authority}",
@@ -120,7 +131,7 @@ class ControlPlane:
             "--use-service-account-credentials",
             f"--root-ca-file={self.layout.certificate_authority}",
             "--leader-elect=false",
-            f"--controllers={_CONTROLLERS}",
+            f"--controllers=*{'' if self.real_node else _NO_ENDPOINTS}",
             "--secure-port=0",
             "--pvclaimbinder-sync-period=1s",  # the default of 15 s is what a test would wait for a claim
             "--kube-api-qps=200",

@@ -17,6 +17,15 @@ class Gpu(Frozen):
     memory_mib: int
 
 
+class KubeletNode(Frozen):
+    """A real node in place of the agent: see kubelet/."""
+
+    archives: tuple[Path, ...]  # docker archives of all images that its pods can run: nothing is pulled
+    programs: Path  # containerd, runc and CNI's plugins, as Debian's packages lay them out
+    environment: Path | None = None  # site-packages for pods of the runtime class `environment`
+    claimed_gpus: int = 4  # nvidia.com/gpu, of which there is nothing
+
+
 class Settings(Frozen):
     """`settings.json`: written once by whoever starts the cluster, read by the supervisor and by the node agent."""
 
@@ -28,10 +37,16 @@ class Settings(Frozen):
     restart_delay_seconds: float = 1.0  # back-off of crashing containers; a kubelet takes 10 s to 300 s
     restart_delay_limit_seconds: float = 30.0
     hollow: bool = False  # a second node, whose pods are answered for by one process: see hack/hollow
+    kubelet: KubeletNode | None = None
 
     @property
     def offered_gpus(self) -> int:
         return len(self.gpus) * self.gpu_shares if self.gpus else self.claimed_gpus
+
+    @property
+    def control_group(self) -> str:
+        """Of a real node's pods."""
+        return f"tandem-{self.name}"
 
 
 class ServiceAddress(Frozen):

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from localcluster import processes
 from localcluster.controlplane import ControlPlane
+from localcluster.kubelet import isolation
 from localcluster.settings import Layout, Settings
 
 _POLL_SECONDS = 0.05
@@ -32,6 +33,7 @@ _RESERVATION_PORT = 20249
 class Supervisor:
     def __init__(self, layout: Layout, owner: int | None) -> None:
         self.layout = layout
+        self.settings = Settings.model_validate_json(layout.settings.read_text())
         self.owner = os.pidfd_open(owner) if owner else None
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.told_to_stop = self.told_to_restart = False
@@ -58,22 +60,31 @@ class Supervisor:
             shutil.rmtree(self.layout.directory)
 
     def _start(self) -> None:
-        network, self.reservation = _reserve_network()
-        node_address = f"{network}.0.1"
-        plane = ControlPlane.create(self.layout, node_address)
+        real_node = self.settings.kubelet is not None
+        if real_node:
+            isolation.leave_network()
+            isolation.make_control_group(self.settings.control_group)
+            node_address = isolation.NODE_ADDRESS
+        else:
+            network, self.reservation = _reserve_network()
+            node_address = f"{network}.0.1"
+        plane = ControlPlane.create(self.layout, node_address, real_node)
         commands = plane.commands()
         self.layout.etcd_url.write_text(f"http://127.0.0.1:{plane.etcd_port}")
         self._spawn_binary("etcd", commands)
         self._spawn_binary("kube-apiserver", commands)
-        agent = [sys.executable, "-m", "localcluster.agent", str(self.layout.directory), node_address]
-        # On the supervisor's sudden death the agent gets the chance to end the pods' grandchildren, too.
-        self._spawn("agent", agent, death_signal=signal.SIGTERM)
+        if real_node:
+            node = [*isolation.IN_NAMESPACES, sys.executable, "-m", "localcluster.kubelet", str(self.layout.directory)]
+            self._spawn("node", node, death_signal=signal.SIGKILL)
+        else:
+            agent = [sys.executable, "-m", "localcluster.agent", str(self.layout.directory), node_address]
+            # On the supervisor's sudden death the agent gets the chance to end the pods' grandchildren, too.
+            self._spawn("agent", agent, death_signal=signal.SIGTERM)
         self._wait(lambda: _api_is_ready(plane.url, self.layout.certificate_authority), "the API server")
         self._spawn_binary("kube-controller-manager", commands)
         self._spawn_binary("kube-scheduler", commands)
         self.commands = commands
-        settings = Settings.model_validate_json(self.layout.settings.read_text())
-        if settings.hollow:
+        if self.settings.hollow:
             hollow = [sys.executable, "-m", "hollow", str(self.layout.directory), node_address]
             self._spawn("hollow", hollow, death_signal=signal.SIGTERM)
 
@@ -137,6 +148,7 @@ class Supervisor:
             child.kill()
             child.wait()
         processes.end_all([processes.cluster_marker(self.layout.directory)])
+        isolation.remove_control_group(self.settings.control_group)
 
 
 def _reserve_network() -> tuple[str, socket.socket]:
