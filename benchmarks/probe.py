@@ -3,7 +3,7 @@
     python benchmarks/probe.py --out benchmarks/results/probe.json [--shape llama-8b] [--shape kimi] [--layers N]
 
 Writes checkpoints of random weights (bf16 at the shapes of Llama-3.1-8B and Llama-3.2-1B; four layers of Kimi-K2.5's
-text model with INT4 experts) to --folder, which must be on the disk that is to be measured, and removes them. Each is
+text model with INT4 experts, also half as wide with a quarter of them) to --folder, which must be on the disk that is to be measured, and removes them. Each is
 streamed twice: with its files dropped from the page cache (cold), and with all of them in it (warm; not with --cold).
 Beside it stands what the disk gives to plain threads that read the same bytes into a buffer and do nothing else; of
 several numbers of threads the fastest.
@@ -17,6 +17,7 @@ torch), which do not depend on the machine and on what else it does.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,19 @@ def peak(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device)
 
 
+def host_memory(field: str) -> int:
+    """Of this process; VmHWM is the peak since `forget_peak`."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak() -> int:
+    """What is resident now."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return host_memory("VmRSS")
+
+
 def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, int]:
     """Weights of the largest layer as the arithmetic holds them (of experts, one), and what its forward needs beside
     them.
@@ -144,69 +158,85 @@ def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, i
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    name: str, shape: Shape, folder: Path, tokens: int, device: torch.device, cold_only: bool
-) -> dict[str, Any]:
+class Asked(NamedTuple):
+    tokens: int
+    device: torch.device
+    cold_only: bool
+    pass_only: bool
+
+
+def measure(name: str, shape: Shape, folder: Path, asked: Asked) -> dict[str, Any]:
     print(f"{name}: writing", flush=True)
     (folder / "drafter").mkdir()
     write_drafter(shape, folder / "drafter")
     write(shape, folder)
-    on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    result: dict[str, Any] = {"bytes_on_disk": on_disk, "tokens": tokens, "layers": shape.config["num_hidden_layers"]}
-    result |= {"cold": timed(folder, tokens, device, shape, cold=True)}
-    if not cold_only:
-        result |= {"warm": timed(folder, tokens, device, shape, cold=False)}
-    if device.type == "cuda":
-        result |= layer_memory(folder, tokens, device)
+    sizes = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
+    layers = shape.config["num_hidden_layers"]
+    result: dict[str, Any] = {"bytes_on_disk": sum(sizes.values()), "tokens": asked.tokens, "layers": layers}
+    result["largest_layer_stored_gb"] = round(max(sizes[f"model-{i:03d}.safetensors"] for i in range(layers)) / 1e9, 3)
+    for cold in (True,) if asked.cold_only else (True, False):
+        timed = time_pass(folder, shape, asked, cold)
+        print(f"  {'cold' if cold else 'warm'}: {timed}", flush=True)
+        result["cold" if cold else "warm"] = timed
+    if asked.device.type == "cuda":
+        result |= layer_memory(folder, asked.tokens, asked.device)
         result["peak_in_layers_beside_activations"] = round(
             (result["cold"]["peak_gpu_bytes"] - result["activation_bytes"]) / result["layer_bytes"], 2
         )
     return result
 
 
-def timed(folder: Path, tokens: int, device: torch.device, shape: Shape, *, cold: bool) -> dict[str, Any]:
+def time_pass(folder: Path, shape: Shape, asked: Asked, cold: bool) -> dict[str, Any]:
+    """Of the target, with what it takes, and of the wirings behind it."""
     if not cold:
         read_plainly(folder, READERS[-1])
     bytes_per_second, threads = disk_speed(folder, cold)
     if cold:
         drop_from_cache(folder)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(shape.config["vocab_size"], (tokens,), generator=generator)
+    ids = torch.randint(shape.config["vocab_size"], (asked.tokens,), generator=generator)
     told: list[Progress] = []
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    layers = shape.config["num_hidden_layers"]
+    on_gpu = asked.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(asked.device)
+    layers, before = shape.config["num_hidden_layers"], forget_peak()
     began = time.monotonic()
-    with FlopCounterMode(display=False) as of_pass:
-        streamed = stream(folder, ids.split(ROW_TOKENS), range(layers + 1), device, told.append)
-    if device.type == "cuda":
+    with FlopCounterMode(display=False) as counted:
+        streamed = stream(folder, ids.split(ROW_TOKENS), range(layers + 1), asked.device, told.append)
+    if on_gpu:
         torch.cuda.synchronize()
-    seconds = time.monotonic() - began
-    weights = told[-1].bytes_total
+    seconds, weights = time.monotonic() - began, told[-1].bytes_total
     result: dict[str, Any] = {
         "disk_gb_per_second": round(bytes_per_second / 1e9, 2),
         "disk_threads": threads,
         "seconds": round(seconds, 2),
         "weight_gb": round(weights / 1e9, 2),
         "share_of_disk_speed": round(weights / bytes_per_second / seconds, 3),
+        "peak_host_gb": round((host_memory("VmHWM") - before) / 1e9, 3),  # beside what was resident before
     }
-    if device.type == "cuda":
-        result["peak_gpu_bytes"] = peak(device)
+    if on_gpu:
+        result["peak_gpu_bytes"] = peak(asked.device)
+    return result if asked.pass_only else result | time_wirings(folder, streamed, seconds, counted.get_total_flops())
+
+
+def time_wirings(folder: Path, streamed: Streamed, pass_seconds: float, pass_flops: int) -> dict[str, Any]:
     began = time.monotonic()
     with FlopCounterMode(display=False) as of_head:
         seen = captured(streamed, [0] * (len(streamed.starts) - 1))
-    head_seconds = time.monotonic() - began
+    head = time.monotonic() - began
     began = time.monotonic()
     with FlopCounterMode(display=False) as of_wirings:
         wirings = try_wirings(folder, streamed, seen)
-    hypotheses = time.monotonic() - began
-    flops = [counter.get_total_flops() for counter in (of_pass, of_head, of_wirings)]
-    result |= {"head_seconds": round(head_seconds, 2), "wirings": wirings, "hypotheses_seconds": round(hypotheses, 2)}
-    result["hypotheses_share_of_pass"] = round(hypotheses / (seconds + head_seconds), 3)
-    result |= {"tflop_of_layers_head_and_hypotheses": [round(count / 1e12, 3) for count in flops]}
-    result["hypotheses_share_of_pass_by_operations"] = round(flops[2] / (flops[0] + flops[1]), 3)
-    print(f"  {'cold' if cold else 'warm'}: {result}", flush=True)
-    return result
+    seconds = time.monotonic() - began
+    flops = [pass_flops, of_head.get_total_flops(), of_wirings.get_total_flops()]
+    return {
+        "head_seconds": round(head, 2),
+        "wirings": wirings,
+        "hypotheses_seconds": round(seconds, 2),
+        "hypotheses_share_of_pass": round(seconds / (pass_seconds + head), 3),
+        "tflop_of_layers_head_and_hypotheses": [round(count / 1e12, 3) for count in flops],
+        "hypotheses_share_of_pass_by_operations": round(flops[2] / (flops[0] + flops[1]), 3),
+    }
 
 
 def try_wirings(folder: Path, streamed: Streamed, seen: Captured) -> int:
@@ -254,7 +284,11 @@ def told(arguments: argparse.Namespace) -> list[str]:
     sizes = [
         f"--{name}={getattr(arguments, name)}" for name in ("layers", "tokens", "device") if getattr(arguments, name)
     ]
-    return shapes + sizes + [f"--{name}" for name in ("cold", "toy") if getattr(arguments, name)]
+    return (
+        shapes
+        + sizes
+        + [f"--{name}" for name in ("cold", "pass-only", "toy") if vars(arguments)[name.replace("-", "_")]]
+    )
 
 
 def main() -> None:
@@ -264,16 +298,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pass-only", action="store_true", help="leave out the wirings")
     parser.add_argument("--cold", action="store_true", help="leave out the run from the page cache")
     parser.add_argument("--toy", action="store_true", help="a thousandth of the size, to try the script")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     results: dict[str, Any] = {"command": " ".join(["probe.py", *told(arguments)]), "machine": machine(device)}
-    for name in arguments.shape or list(SHAPES):
+    asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only)
+    for name in arguments.shape or ["llama-8b", "kimi"]:
         with temporary(arguments.folder) as folder:
             shape = shrunk(SHAPES[name], arguments.layers, arguments.toy)
-            results[name] = measure(name, shape, folder, arguments.tokens, device, arguments.cold)
+            results[name] = measure(name, shape, folder, asked)
     text = json.dumps(results, indent=1)
     print(text)
     if arguments.out:
