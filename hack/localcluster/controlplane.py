@@ -134,6 +134,7 @@ class ControlPlane:
             f"--controllers=*{'' if self.real_node else _NO_ENDPOINTS}",
             "--secure-port=0",
             "--pvclaimbinder-sync-period=1s",  # the default of 15 s is what a test would wait for a claim
+            "--horizontal-pod-autoscaler-sync-period=1s",  # the same
             "--kube-api-qps=200",
             "--kube-api-burst=400",
         ]

@@ -275,6 +275,10 @@ class Story:
         query = {"fieldManager": "user", "force": "true", "fieldValidation": "Strict"}
         return SpeculativeDeployment.model_validate(self.api.request("PATCH", path, body, SERVER_SIDE_APPLY, **query))
 
+    def apply_manifests(self, *manifests: Manifest) -> None:
+        """Of any kind, into this namespace where the kind has one."""
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
+
     def delete(self, name: str = "pair") -> None:
         self.api.request("DELETE", self.path(PLURAL, name))
 
