@@ -16,6 +16,7 @@ from tandem_worker.contract import (
     WorkerStatus,
 )
 
+BATCHES, BUCKETS = 32, (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, "+Inf")
 FILES = Fingerprints(target="sha256:" + "1" * 64, drafter="sha256:" + "2" * 64)
 DRAFTS_OF_ONE, TOKENS_OF_ONE, DRAFT_LENGTH = 30, 60, 4
 
@@ -81,7 +82,7 @@ class HollowWorker:
             labels = f'revision="{self.revision}",origin="user"{position}'
             lines.append(f"# TYPE {metric.removesuffix('_total')} counter")
             lines.append(f"{metric}{{{labels}}} {self._counts.get(metric, 0)}")
-        return "\n".join(lines) + "\n# EOF\n"
+        return "\n".join(lines) + "\n" + STEPS.replace("REVISION", self.revision)
 
     def _advance(self) -> None:
         """Requests that ended since the last look. What is left over of one goes on counting."""
@@ -120,3 +121,17 @@ _COUNTERS = (
     Metric.FINISHED_DA,
     Metric.GENERATED_TOKENS,
 )
+
+
+def _steps() -> str:
+    """Most of a real worker's page: a histogram for each phase and batch size. None of these has seen a step."""
+    lines = [f"# TYPE {Metric.STEP_SECONDS} histogram"]
+    for phase in ("prefill", "verify", "plain", "draft"):
+        for batch in range(1, BATCHES + 1):
+            labels = f'revision="REVISION",phase="{phase}",batch="{batch}"'
+            lines += [f'{Metric.STEP_SECONDS}_bucket{{{labels},le="{bound}"}} 0.0' for bound in BUCKETS]
+            lines += [f"{Metric.STEP_SECONDS}_{part}{{{labels}}} 0.0" for part in ("count", "sum")]
+    return "\n".join(lines) + "\n"
+
+
+STEPS = _steps()

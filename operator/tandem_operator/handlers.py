@@ -6,27 +6,36 @@ hangs while the operator is down.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 import kopf
 
 from tandem_operator import names
 from tandem_operator.api import GROUP
+from tandem_operator.lister import PAGE
 from tandem_operator.queue import WorkQueue
-from tandem_operator.store import KINDS, OBJECT, Kind, Store
-
-OURS: dict[str, Any] = {names.MANAGED_BY: names.FIELD_MANAGER, names.NAME: kopf.PRESENT}
+from tandem_operator.store import CHILDREN, KINDS, Kind, Store
 
 
 def registry(store: Store, queue: WorkQueue) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
     for kind in KINDS:
-        labels = None if kind is OBJECT else OURS
-        kopf.on.event(kind.group, kind.version, kind.plural, labels=labels, registry=handlers)(
-            _told(kind, store, queue)
-        )
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=handlers)(_told(kind, store, queue))
     return handlers
+
+
+class NothingCompared(kopf.DiffBaseStorage):
+    """No handler asks what changed, so no copy of an object is made at each event."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return cast(kopf.BodyEssence, {})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        raise AssertionError("nothing is kept in annotations")
 
 
 def _told(kind: Kind, store: Store, queue: WorkQueue) -> Callable[..., Awaitable[None]]:
@@ -45,11 +54,14 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
     settings.watching.reconnect_backoff = 2
+    settings.watching.chunk_size = PAGE
+    for kind in CHILDREN.values():  # else every pod of the cluster would be news
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.OURS
     settings.scanning.disabled = True  # no right to watch CRDs is needed; the CRD is there before kopf starts
     settings.networking.request_timeout = 30
     settings.posting.enabled = False  # events are our own, with a closed catalogue
     settings.process.ultimate_exiting_timeout = 20
     settings.persistence.finalizer = f"{GROUP}/unused"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP, v1=False)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, v1=False)
+    settings.persistence.diffbase_storage = NothingCompared()
     return settings

@@ -36,6 +36,10 @@ class Meta(ApiModel):
         return self.owned_by(uid) or not any(owner.controller for owner in self.owner_references)
 
 
+class Named(ApiModel):
+    metadata: Meta
+
+
 class Condition(ApiModel):
     type: str
     status: str

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 
 LIST_EVERY_SECONDS, WITHOUT_CRD_SECONDS = 60.0, 3.0
 PAGE = 100  # so that no answer keeps the loop from turning for long
-OURS = f"{names.MANAGED_BY}={names.FIELD_MANAGER},{names.NAME}"
 
 
 class Lister:
@@ -68,7 +67,7 @@ class Lister:
             page, version = kube.RawList(), 0
             while page.metadata.next_page or not version:
                 query = {"limit": str(PAGE), "continue": page.metadata.next_page}
-                labels = "" if kind is OBJECT else OURS
+                labels = "" if kind is OBJECT else names.OURS
                 page = await kube.page(self._api, kind.path_of_all(namespace), {**query, "labelSelector": labels})
                 version = version or int(page.metadata.resource_version)
                 for body in page.items:

@@ -20,6 +20,9 @@ KEY_FILE = "operator-key.pem"
 WORKER = "worker"
 VALIDATION = "validation"
 
+OURS = f"{MANAGED_BY}={FIELD_MANAGER},{NAME}"
+"""Selects the children of all objects."""
+
 
 def common_labels(name: str) -> dict[str, str]:
     """Of every child. Selectors use only `tandem.dev/…`, which nobody else sets."""

@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     group: str
     version: str
     plural: str
-    model: type[ApiModel] | None  # None: kept as it came
+    model: type[ApiModel] | None  # what is read of it; None: all
 
     def path_of_all(self, namespace: str) -> str:
         """Of one namespace, or, if that is empty, of all."""
@@ -47,87 +47,86 @@ KINDS = (OBJECT, *CHILDREN.values())
 
 
 class Item(NamedTuple):
-    meta: kube.Meta
-    value: Any  # of the kind's model; of the object itself JSON
+    """`text` is JSON: of the object itself all of it, of a child what its model reads.
 
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.meta.namespace, self.meta.name
+    Trees of models, of a thousand objects with their children, would be half a million things for Python's garbage
+    collector to look at, more than half a second at a time in which nothing else is done.
+    """
+
+    uid: str
+    version: int
+    owner: Key
+    text: bytes
 
 
 class Store:
     def __init__(self) -> None:
         self._items: dict[str, dict[tuple[str, str], Item]] = {kind.name: {} for kind in KINDS}
-        self._of: dict[str, dict[Key, dict[str, Item]]] = {name: {} for name in CHILDREN}
+        self._of: dict[str, dict[Key, set[str]]] = {name: {} for name in CHILDREN}  # names of children
 
     def put(self, kind: Kind, body: dict[str, Any]) -> Key | None:
         """Keep it unless a newer version is known -> whom it is news for, if it is."""
         meta = kube.Meta.model_validate(body["metadata"])
-        known = self._items[kind.name].get((meta.namespace, meta.name))
-        if known is not None and _version(known.meta) >= _version(meta):
+        at, version = (meta.namespace, meta.name), int(meta.resource_version or 0)
+        known = self._items[kind.name].get(at)
+        if known is not None and known.version >= version:
             return None
-        item = Item(meta, kind.model.model_validate(body) if kind.model else _as_json(body))
-        self._forget(kind, known)
-        self._items[kind.name][item.key] = item
-        owner = self._owner(kind, meta)
+        self._forget(kind, at)
+        owner = Key(meta.namespace, meta.name if kind is OBJECT else meta.labels.get(names.NAME, ""))
+        self._items[kind.name][at] = Item(meta.uid, version, owner, _as_json(kind, body))
         if kind is not OBJECT:
-            self._of[kind.name].setdefault(owner, {})[meta.name] = item
+            self._of[kind.name].setdefault(owner, set()).add(meta.name)
         return owner
 
     def drop(self, kind: Kind, body: dict[str, Any]) -> Key | None:
         """It is gone -> whom that is news for. Not if it was made anew since."""
         meta = kube.Meta.model_validate(body["metadata"])
         known = self._items[kind.name].get((meta.namespace, meta.name))
-        if known is None or known.meta.uid != meta.uid:
+        if known is None or known.uid != meta.uid:
             return None
-        self._forget(kind, known)
-        return self._owner(kind, known.meta)
+        self._forget(kind, (meta.namespace, meta.name))
+        return known.owner
 
     def without(self, kind: Kind, listed: set[tuple[str, str]], version: int, namespaces: Iterable[str]) -> set[Key]:
         """Drop what a list of `namespaces` (none: all), taken at `version`, no longer held -> whom that is news for."""
         within = set(namespaces)
-        gone = [
-            item
-            for key, item in self._items[kind.name].items()
-            if key not in listed and _version(item.meta) <= version and (not within or key[0] in within)
-        ]
-        for item in gone:
-            self._forget(kind, item)
-        return {self._owner(kind, item.meta) for item in gone}
+        gone = {
+            at: item.owner
+            for at, item in self._items[kind.name].items()
+            if at not in listed and item.version <= version and (not within or at[0] in within)
+        }
+        for at in gone:
+            self._forget(kind, at)
+        return set(gone.values())
 
     def json_of(self, key: Key) -> bytes | None:
         """The object itself."""
         found = self._items[OBJECT.name].get(key)
-        return found.value if found else None
+        return found.text if found else None
 
     def children(self, kind: type[kube.T], key: Key) -> list[kube.T]:
         name = next(known.name for known in CHILDREN.values() if known.model is kind)
-        return [item.value for item in self._of[name].get(key, {}).values()]
+        items = self._items[name]
+        return [
+            kind.model_validate_json(items[key.namespace, child].text) for child in sorted(self._of[name].get(key, ()))
+        ]
 
     def meta(self, kind: str, namespace: str, name: str) -> kube.Meta | None:
         found = self._items[kind].get((namespace, name))
-        return found.meta if found else None
+        return kube.Named.model_validate_json(found.text).metadata if found else None
 
-    def _forget(self, kind: Kind, item: Item | None) -> None:
-        if item is None:
+    def _forget(self, kind: Kind, at: tuple[str, str]) -> None:
+        item = self._items[kind.name].pop(at, None)
+        if item is None or kind is OBJECT:
             return
-        self._items[kind.name].pop(item.key, None)
-        if kind is not OBJECT:
-            owner = self._owner(kind, item.meta)
-            mine = self._of[kind.name].get(owner, {})
-            mine.pop(item.meta.name, None)
-            if not mine:
-                self._of[kind.name].pop(owner, None)
-
-    @staticmethod
-    def _owner(kind: Kind, meta: kube.Meta) -> Key:
-        return Key(meta.namespace, meta.name if kind is OBJECT else meta.labels.get(names.NAME, ""))
+        mine = self._of[kind.name][item.owner]
+        mine.discard(at[1])
+        if not mine:
+            del self._of[kind.name][item.owner]
 
 
-def _version(meta: kube.Meta) -> int:
-    return int(meta.resource_version or 0)
-
-
-def _as_json(body: dict[str, Any]) -> bytes:
+def _as_json(kind: Kind, body: dict[str, Any]) -> bytes:
+    if kind.model:
+        return kind.model.model_validate(body).model_dump_json(by_alias=True, exclude_unset=True).encode()
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     return json.dumps({**body, "metadata": metadata}).encode()

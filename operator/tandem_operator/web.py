@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import generate_latest
 
 from tandem_operator.metrics import Metrics
 from tandem_operator.queue import WorkQueue
@@ -39,8 +37,8 @@ async def serve(host: str, port: int, metrics: Metrics, queue: WorkQueue, ails: 
 
     async def show_metrics(_: web.Request) -> web.Response:
         metrics.look(queue, ails())
-        text = await asyncio.to_thread(generate_latest, metrics.registry)
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=metrics.exposition(), headers=headers)
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/metrics", show_metrics)])

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 READ_TIMEOUT = aiohttp.ClientTimeout(total=3)
 REPLAY_TIMEOUT = aiohttp.ClientTimeout(total=120)
+READS_AT_ONCE = 64  # an object may have a thousand workers
 REPLAYED_TOKENS = 64
 CALIBRATION_PROMPTS = (
     "Q: Where does the water of a river come from?\nA:",
@@ -43,9 +44,14 @@ class Workers:
         self._signer = signer
         self._replays: dict[str, asyncio.Task[None]] = {}  # by pod uid: one at a time
         self._versions: dict[str, str] = {}  # by pod uid: an engine is asked once
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
     async def read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
         """What the worker says; a part that can't be read is None, which is no evidence of anything."""
+        async with self._reading:
+            return await self._read(ip, pod, recipe)
+
+    async def _read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
         adapter = adapter_of(recipe.engine, recipe.speculation)
         if adapter.cooperates:
             known, (text, problem) = await asyncio.gather(self._status(ip), self._get(ip, "/metrics"))

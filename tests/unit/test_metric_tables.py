@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_operator.api import SpeculativeDeployment, Status
@@ -82,7 +81,7 @@ def measured(revision: str, outcome: str, at: datetime, **figures: float) -> Mea
 def shown(metrics: Metrics) -> dict[str, float]:
     """`name label=value,…` without namespace and specdep -> value, of the object's series."""
     found = {}
-    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             if (labels.pop("namespace", ""), labels.pop("specdep", "")) == KEY:

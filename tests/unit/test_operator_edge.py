@@ -239,6 +239,24 @@ def says(text: str | bytes, status: int = 200) -> Answer:
     return answer
 
 
+async def test_an_object_of_a_thousand_workers_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    async def slow(_: http.Request) -> http.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return http.Response(text="")
+
+    monkeypatch.setattr(workers, "READS_AT_ONCE", 4)
+    async with worker(monkeypatch, status=slow, metrics=slow) as found:
+        monkeypatch.setattr(workers, "READ_TIMEOUT", aiohttp.ClientTimeout(total=60))
+        await asyncio.gather(*(found.read("127.0.0.1", POD, BUILTIN) for _ in range(40)))
+    assert 2 <= most <= 8, "each asks for its status and its metrics"
+
+
 async def never(_: http.Request) -> http.StreamResponse:
     await asyncio.sleep(3600)
     return http.Response()

@@ -125,6 +125,12 @@ tandem_step_seconds_sum{revision="r",phase="plain",batch="2"} 0
 """
 
 
+def test_what_is_not_read_of_a_page_costs_and_spoils_nothing() -> None:
+    idle = 'tandem_step_seconds_count{revision="r",phase="plain",batch="3"} 0.0\n'
+    others = 'tandem_build_info{component="worker"} 1\nsomething{that="never ends\ntandem_step_seconds_bucket{oops} x\n'
+    assert builtin.read_metrics(METRICS + idle + others) == builtin.read_metrics(METRICS)
+
+
 def test_counters_are_summed_over_origins_and_read_at_position_0() -> None:
     read = builtin.read_metrics(METRICS)
     assert read.counts == Counts(
@@ -153,7 +159,7 @@ def test_tokens_that_were_meant_to_come_without_drafts_do_not_make_speculation_l
         (METRICS.replace("tandem_accepted_tokens_total{", "other{"), "tandem_accepted_tokens_total"),
         (METRICS.replace(" 40\n", " NaN\n"), "tandem_drafts_total is nan"),
         (METRICS.replace(" 40\n", " +Inf\n"), "tandem_drafts_total is inf"),
-        ("<html>", "html"),
+        ("<html>", "tandem_drafts_total"),
     ],
 )
 def test_metrics_that_cannot_be_read_say_which_and_are_no_zero(text: str, named: str) -> None:

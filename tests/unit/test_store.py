@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_operator import kube
+from tandem_operator.handlers import kopf_settings
 from tandem_operator.queue import Key
-from tandem_operator.store import CHILDREN, OBJECT, Store
+from tandem_operator.store import CHILDREN, KINDS, OBJECT, Store
 
 POD, DEPLOYMENT = CHILDREN["Pod"], CHILDREN["Deployment"]
 PAIR = Key("ns", "pair")
@@ -76,3 +77,21 @@ def test_an_object_is_kept_as_it_came_without_the_bookkeeping_of_the_api_server(
     assert b"managedFields" not in kept
     assert b'"replicas": 1' in kept
     assert store.json_of(Key("ns", "none")) is None
+
+
+def test_what_is_kept_of_a_child_is_what_is_read_of_it() -> None:
+    store = Store()
+    told = body() | {"status": {"podIP": "10.0.0.1", "containerStatuses": [{"imageID": "sha256:1", "ready": True}]}}
+    store.put(POD, told)
+    (pod,) = store.children(kube.PodObject, PAIR)
+    assert (pod.status.pod_ip, pod.status.container_statuses[0].image_id) == ("10.0.0.1", "sha256:1")
+    assert pod == kube.PodObject.model_validate(told)
+    assert store.meta("Pod", "ns", "pair-0") == pod.metadata
+
+
+def test_only_children_of_ours_are_watched_and_every_object() -> None:
+    """Else each pod of a cluster would be an event to look at."""
+    watched = kopf_settings().watching.label_selectors
+    selected = {kind.name: watched.get((kind.group, kind.version, kind.plural)) for kind in KINDS}
+    assert selected.pop("SpeculativeDeployment") is None
+    assert set(selected.values()) == {"app.kubernetes.io/managed-by=tandem,tandem.dev/name"}

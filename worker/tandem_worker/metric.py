@@ -138,7 +138,7 @@ class OperatorMetric(_Described):
     QUEUE_DUE = "tandem_operator_queue_due", Kind.GAUGE, "", "objects", "Objects whose turn has come and that wait"
     QUEUE_RUNNING = "tandem_operator_queue_running", Kind.GAUGE, "", "objects", "Objects that are being reconciled"
     LOOP_LAG = "tandem_operator_loop_lag_seconds", Kind.HISTOGRAM, "", "seconds", \
-        "How late the event loop wakes a task, looked at each second"
+        "How late the event loop wakes a task, looked at ten times a second"
     PROGRESSING = "tandem_operator_progressing", Kind.GAUGE, "", "0 or 1", \
         "1 while the operator makes progress, as /healthz says"
     CRD_MATCHES = "tandem_operator_crd_matches", Kind.GAUGE, "", "0 or 1", \

@@ -66,6 +66,7 @@ _SUMS = {
     "finished_drafts_accepted0": Metric.FINISHED_DA,
 }
 _STEPS, _STEP_SECONDS = f"{Metric.STEP_SECONDS}_count", f"{Metric.STEP_SECONDS}_sum"
+_READ = tuple(str(metric) for metric in Metric if metric.kind != "histogram")
 
 
 def read_counts(text: str) -> Counts:
@@ -78,7 +79,7 @@ def read_metrics(text: str) -> Metrics:
     nothing is known. The sums over finished requests may be missing; without them the analysis is on the safe side."""
     sums: dict[str, float] = {}
     steps: dict[tuple[str, int], dict[str, float]] = {}
-    for item in samples(text):
+    for item in samples(text, _READ, where_not_zero=(_STEPS, _STEP_SECONDS)):
         labels = item.labels
         if item.name in (_STEPS, _STEP_SECONDS):
             steps.setdefault((labels["phase"], int(labels["batch"])), {})[item.name] = item.value

@@ -22,6 +22,7 @@ from tandem_worker.contract import WORKER_PORT
 READY_PATH_SINCE = (0, 5, 20)  # before that, /health, which generates a token when nothing runs
 SERVER_INFO_SINCE = (0, 5, 8)
 HEALTH_SECONDS = 25  # /health itself gives up after 20 s
+REQUESTS = "sglang:num_requests_total"
 GAUGES = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:spec_num_steps")
 
 
@@ -81,14 +82,14 @@ class SGLang:
         rounds emitted, the bonus token of each included. Positions are not counted: their rate follows from the accept
         length. `running` stays 0: a counter that stands still while long requests run says nothing.
         """
-        sums, gauges = _sums(text)
-        if not any(name.startswith("sglang:") for name in (*sums, *gauges)):
+        if "sglang:" not in text:
             raise ValueError("/metrics has nothing of SGLang")
         counters = counters_of("sglang", self.version)
+        sums, gauges = _sums(text, (counters.drafts, counters.emitted, REQUESTS) if counters else ())
         if counters is None:
             raise ValueError(self._no_counters(gauges))
         drafts = whole(sums, counters.drafts, 0)
-        requests = whole(sums, "sglang:num_requests_total", 0)
+        requests = whole(sums, REQUESTS, 0)
         generated = whole(sums, counters.emitted, 0)
         accepted = max(0, generated - requests - drafts) if drafts else 0
         steps = whole(gauges, "sglang:spec_num_steps", 0) or self.draft_length
@@ -126,11 +127,11 @@ def _without_speculation(arguments: list[str]) -> list[str]:
     return kept
 
 
-def _sums(text: str) -> tuple[dict[str, float], dict[str, float]]:
+def _sums(text: str, counters: tuple[str, ...]) -> tuple[dict[str, float], dict[str, float]]:
     """-> counters summed over their labels, gauges as the largest: only some ranks write theirs."""
     sums: dict[str, float] = {}
     gauges: dict[str, float] = {}
-    for item in samples(text):
+    for item in samples(text, counters + GAUGES):
         if item.name in GAUGES:
             gauges[item.name] = max(gauges.get(item.name, item.value), item.value)
         else:

@@ -17,6 +17,11 @@ from tandem_operator.engines.reading import Metrics, samples, whole
 from tandem_worker.contract import WORKER_PORT
 
 CONFIG = ("--speculative-config", "-sc")
+OTHERS = REQUESTS, GENERATED, RUNNING = (
+    "vllm:request_success_total",
+    "vllm:generation_tokens_total",
+    "vllm:num_requests_running",
+)
 SHORTCUTS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 DRAINS_SINCE = (0, 26, 0)  # of the versions read; the option came with 0.18 (vllm #34730)
 LAST_WORDS_SECONDS = 2  # between the end of the last request and the kubelet's patience
@@ -62,19 +67,20 @@ class Vllm:
         if counters is None:
             raise ValueError(f"what vLLM {self.version} counts is not known to Tandem (0.26.0 to 0.33.0 are)")
         sums: dict[str, float] = {}
-        for item in samples(text):
+        read = (counters.drafts, counters.accepted, counters.position0, *OTHERS)
+        for item in samples(text, read):
             if item.name != counters.position0 or item.labels.get("position") == "0":
                 sums[item.name] = sums.get(item.name, 0.0) + item.value
-        requests = whole(sums, "vllm:request_success_total")
+        requests = whole(sums, REQUESTS)
         counts = Counts(
             drafts=whole(sums, counters.drafts, 0),
             accepted=whole(sums, counters.accepted, 0),
             accepted0=whole(sums, counters.position0, 0),
             requests=requests,
             user_requests=requests,
-            generated=whole(sums, "vllm:generation_tokens_total"),
+            generated=whole(sums, GENERATED),
         )
-        return Metrics(counts, running=whole(sums, "vllm:num_requests_running", 0))
+        return Metrics(counts, running=whole(sums, RUNNING, 0))
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
