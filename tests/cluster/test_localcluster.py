@@ -228,7 +228,7 @@ def command_lines() -> Iterator[bytes]:
 
 def test_deletion_lets_a_process_finish_within_its_grace_period(namespace: Namespace, tmp_path: Path) -> None:
     polite = f"trap 'sleep 0.3; echo drained > {tmp_path}/polite; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    deaf = f"trap '' TERM; (trap '' TERM; exec tail -f /dev/null {tmp_path}/deaf) & echo up; wait; wait"
+    deaf = f"trap '' TERM; (trap '' TERM; exec tail -f /dev/null {tmp_path}/deaf >/dev/null 2>&1) & echo up; wait; wait"
     hook = {"preStop": {"exec": {"command": ["touch", f"{tmp_path}/asked"]}}}
     namespace.apply(
         pod("polite", "sh", "-c", polite, terminationGracePeriodSeconds=20, lifecycle=hook),
