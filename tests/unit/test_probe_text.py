@@ -94,7 +94,8 @@ def test_what_published_templates_use_is_there() -> None:
 def test_a_template_that_misbehaves_is_stopped_and_named(
     source: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem_worker.probe.template.TIME_LIMIT_SECONDS", 1)
+    if why == "stopped at the limit":  # the others end by themselves, and a busy machine takes its time
+        monkeypatch.setattr("tandem_worker.probe.template.TIME_LIMIT_SECONDS", 1)
     with pytest.raises(CheckpointError) as caught:
         render(template(source), [TALK])
     assert caught.value.finding.code == "TDM-CHAT-TEMPLATE"
