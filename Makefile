@@ -1,5 +1,5 @@
 # All that a fresh machine needs is Python 3.11 or newer and make. `make demo` and `make test` set up the rest, in the
-# user's cache directory, and find it there the next time. Nothing needs root.
+# user's cache directory, and find it there the next time. Nothing but `make e2e` and `make images` needs root.
 
 # The first Python that is new enough and can make virtual environments.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \

@@ -24,7 +24,7 @@ from localcluster.paths import CHECKOUT, clusters_directory
 from localcluster.settings import Gpu, KubeletNode, Layout, ServiceAddress, ServiceTable, Settings
 
 DEFAULT_NAME = "tandem"
-_START_LIMIT_SECONDS = 150
+_START_LIMIT_SECONDS = 300  # a real node imports images first
 _STOP_LIMIT_SECONDS = 20
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,8 @@ collect_ignore_glob = [] if MADE else ["test_*.py"]
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """With a real node; the test is in its network."""
-    for left in clusters_directory().glob("e2e-*"):  # by a run that was killed
-        if not Cluster(left.name).running():
+    for left in clusters_directory().glob("e2e-*"):  # of a run that is gone, and its supervisor with it
+        if not Path("/proc", left.name.partition("-")[2]).exists():
             Cluster(left.name).stop()
     node = KubeletNode.model_validate_json(MADE)
     with Cluster.start(name=f"e2e-{os.getpid()}", kubelet=node) as cluster, cluster.network():
