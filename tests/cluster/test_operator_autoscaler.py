@@ -11,7 +11,7 @@ import pytest
 
 from cluster.external_metrics import METRIC, ExternalMetrics
 from cluster.operator_kit import API_VERSION, Story, simulated
-from tandem_operator.api import KIND
+from tandem_operator.api import KIND, SpeculativeDeployment
 
 pytestmark = pytest.mark.cluster
 
@@ -37,27 +37,29 @@ AUTOSCALER = {
 
 
 def test_an_autoscaler_scales_the_object_and_its_revisions_follow_in_every_phase(story: Story, tmp_path: Path) -> None:
+    def until_serving(what: str, expected: dict[str, int]) -> SpeculativeDeployment:
+        return story.until(what, lambda _: story.serving() == expected, limit_seconds=180)
+
     with ExternalMetrics.served(story, tmp_path) as metrics:
         story.apply(simulated(rollout=HELD))  # names no replicas: they are the autoscaler's
         first = story.until_stable()
         metrics.value = 2
         story.apply_manifests(AUTOSCALER)
-        story.until("the stable revision follows", lambda _: story.serving() == {first: 2}, limit_seconds=120)
+        until_serving("the stable revision follows", {first: 2})
         assert story.show().spec.replicas == 2
 
         story.apply(simulated(rollout=HELD, sim={"seed": 1}))
-        shown = story.until("a canary takes its half", lambda s: s.status.share == 50)
-        canary = shown.status.canary_revision
-        assert story.serving() == {first: 1, canary: 1}
+        canary = story.until("a canary begins", lambda s: s.status.canary_revision).status.canary_revision
+        until_serving("a canary takes its half", {first: 1, canary: 1})
         metrics.value = 6
-        both = {first: 3, canary: 3}
-        shown = story.until("both grow", lambda s: story.serving() == both and s.status.share == 50)
+        until_serving("both grow", {first: 3, canary: 3})
+        shown = story.until("its share is still a half", lambda s: s.status.share == 50)
         assert (shown.spec.replicas, shown.status.weight, shown.status.canary_revision) == (6, 50, canary)
         metrics.value = 2
-        story.until("both shrink", lambda _: story.serving() == {first: 1, canary: 1})
+        until_serving("both shrink", {first: 1, canary: 1})
 
         story.kubectl("annotate", "specdep/pair", f"tandem.dev/promote={canary} full")
-        story.until("the promoted revision has what both had", lambda _: story.serving() == {canary: 2})
+        until_serving("the promoted revision has what both had", {canary: 2})
         metrics.value = 0
-        story.until("it shrinks to the least", lambda _: story.serving() == {canary: 1})
+        until_serving("it shrinks to the least", {canary: 1})
         assert story.until_stable() == canary
