@@ -77,7 +77,7 @@ class Lab:
         server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
         trusted = ssl.create_default_context(cafile=server["certificate-authority"])
         headers = {"Authorization": f"Bearer {user['token']}"}
-        timeout = aiohttp.ClientTimeout(total=20)
+        timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
             lab = cls(cluster, http, server["server"], trusted)
             await lab._install_crd()

@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from hollow.fates import Fates
 from hollow.node import HollowNode
 from localcluster.agent.api import connect
 from localcluster.settings import Layout
@@ -22,7 +23,7 @@ async def main() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         with contextlib.suppress(asyncio.CancelledError):
-            await HollowNode(api, address.removesuffix(".0.1")).run()
+            await HollowNode(api, address.removesuffix(".0.1"), Fates(layout.fates)).run()
     finally:
         await api.close()
 

@@ -7,12 +7,14 @@ import functools
 import json
 import socket
 from base64 import urlsafe_b64decode
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
 from kubernetes.aio import client
 
+from hollow.fates import Fates
 from hollow.worker import FILES, Behaviour, HollowWorker
 from localcluster.agent.api import Hiccup, Watched, read, timestamp
 from localcluster.agent.model import Pod
@@ -23,16 +25,17 @@ NAME = "hollow"
 WHERE = {"nodeSelector": {"kubernetes.io/hostname": NAME}}
 """`spec.pod` of an object whose pods are to be hollow."""
 
-LEASE_SECONDS, AT_ONCE = 10, 16
+LEASE_SECONDS, AT_ONCE, LOOK_AGAIN_SECONDS = 10, 16, 0.3
 
 
 class HollowNode:
     """`network`: the first two numbers of the addresses, as `127.66`; the upper half of it is used."""
 
-    def __init__(self, api: client.ApiClient, network: str) -> None:
+    def __init__(self, api: client.ApiClient, network: str, fates: Fates) -> None:
         self._core, self._coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
-        self._network = network
+        self._network, self._fates = network, fates
         self.workers: dict[str, HollowWorker] = {}  # by address
+        self._pods: dict[str, Pod] = {}  # by address
         self._addresses: dict[str, str] = {}  # by uid
         self._sites: dict[str, web.SockSite] = {}  # by uid
         self._count = 0
@@ -125,22 +128,33 @@ class HollowNode:
     async def _start(self, pod: Pod) -> None:
         labels = pod.metadata.labels
         if labels.get(names.ROLE) == names.VALIDATION:
-            await self._write(pod, _validated(pod))
+            await self._write(pod, _validated(self._fate(pod)))
             return
-        env = {variable.name: variable.value for variable in pod.spec.containers[0].env}
-        behaviour = Behaviour.told(env)
-        address = self._addresses[pod.metadata.uid]
+        behaviour, uid = self._behaviour(pod), pod.metadata.uid
+        address = self._addresses[uid]
         if behaviour.start_seconds:
             await self._write(pod, _running(address, ready=False))
-        if behaviour.start_seconds < 0:
-            return
+        while behaviour.start_seconds < 0:
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            if uid not in self._addresses:
+                return
+            behaviour = self._behaviour(pod)
         await asyncio.sleep(behaviour.start_seconds)
         speculates = "--no-speculation" not in pod.spec.containers[0].args
-        self.workers[address] = HollowWorker(pod.metadata.uid, labels.get(names.REVISION, ""), behaviour, speculates)
+        self.workers[address] = HollowWorker(uid, labels.get(names.REVISION, ""), behaviour, speculates)
+        self._pods[address] = pod
         listener = socket.create_server((address, WORKER_PORT), backlog=32)
         site = self._sites[pod.metadata.uid] = web.SockSite(self._runner, listener)
         await site.start()
         await self._write(pod, _running(address, ready=True))
+
+    def _fate(self, pod: Pod) -> dict[str, Any]:
+        return self._fates.of(pod)
+
+    def _behaviour(self, pod: Pod) -> Behaviour:
+        env = {variable.name: variable.value for variable in pod.spec.containers[0].env}
+        told = {key: value for key, value in self._fate(pod).items() if key != "verdict"}
+        return replace(Behaviour.told(env), **told)
 
     async def _end(self, pod: Pod) -> None:
         options: Any = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
@@ -150,7 +164,9 @@ class HollowNode:
     async def _forget(self, uid: str) -> None:
         if site := self._sites.pop(uid, None):
             await site.stop()
-        self.workers.pop(self._addresses.pop(uid, ""), None)
+        address = self._addresses.pop(uid, "")
+        self.workers.pop(address, None)
+        self._pods.pop(address, None)
 
     async def _write(self, pod: Pod, status: dict[str, Any]) -> None:
         patch = self._core.patch_namespaced_pod_status_without_preload_content
@@ -190,9 +206,11 @@ class HollowNode:
 
     def _worker(self, request: web.Request) -> HollowWorker:
         assert request.transport is not None
-        found = self.workers.get(request.transport.get_extra_info("sockname")[0])
+        address = request.transport.get_extra_info("sockname")[0]
+        found = self.workers.get(address)
         if found is None:
             raise web.HTTPServiceUnavailable
+        found.behaviour = replace(self._behaviour(self._pods[address]), self_test=found.behaviour.self_test)
         return found
 
     async def _speculation(self, request: web.Request) -> web.Response:
@@ -237,13 +255,11 @@ def _running(address: str, ready: bool) -> dict[str, Any]:
     }
 
 
-def _validated(pod: Pod) -> dict[str, Any]:
-    """The Job's pod has ended; a drafter whose folder is called `misfit` does not fit."""
-    misfit = "misfit" in json.dumps(pod.spec.model_dump(mode="json"))
-    verdict = Verdict.DOES_NOT_FIT if misfit else Verdict.FITS
-    report = ValidationReport(
-        verdict=verdict, mode="Static", summary=f"hollow: {verdict}", fingerprints=None if misfit else FILES
-    )
+def _validated(fate: dict[str, Any]) -> dict[str, Any]:
+    """The Job's pod has ended."""
+    verdict = Verdict(fate.get("verdict", Verdict.FITS))
+    misfit = verdict == Verdict.DOES_NOT_FIT
+    report = ValidationReport(verdict=verdict, mode="Static", summary=f"hollow: {verdict}", fingerprints=FILES)
     now = timestamp()
     ended = {
         "exitCode": int(misfit),

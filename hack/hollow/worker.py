@@ -23,12 +23,13 @@ DRAFTS_OF_ONE, TOKENS_OF_ONE, DRAFT_LENGTH = 30, 60, 4
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Told by environment variables of the pod: HOLLOW_RATE=0.05."""
+    """Told by environment variables of the pod (HOLLOW_RATE=0.05), or, for it and while it lives, by `fates.py`."""
 
     rate: float = 0.7  # position-0 acceptance; so many tokens are accepted in all
     requests_per_second: float = 0.0
     self_test: str = SelfTestOutcome.ALIVE
-    start_seconds: float = 0.0  # until it is ready; below zero: never
+    start_seconds: float = 0.0  # until it is ready; below zero: not before that changes
+    calibrates: float = 1.0  # 0: calibration prompts come to nothing
 
     @classmethod
     def told(cls, env: dict[str, str]) -> Behaviour:
@@ -87,7 +88,7 @@ class HollowWorker:
     def _advance(self) -> None:
         """Requests that ended since the last look. What is left over of one goes on counting."""
         elapsed = (time.monotonic() - self._seconds) * self.behaviour.requests_per_second
-        requests = int(elapsed) + self.calibrations
+        requests = int(elapsed) + round(self.calibrations * self.behaviour.calibrates)
         self._seconds = time.monotonic() - (elapsed - int(elapsed)) / max(self.behaviour.requests_per_second, 1e-9)
         self.calibrations = 0
         for _ in range(min(requests, 200)):

@@ -85,6 +85,7 @@ class Layout:
         self.ready = directory / "ready"
         self.failure = directory / "failure"  # why the cluster ended by itself
         self.kubeconfig = directory / "kubeconfig"
+        self.fates = directory / "fates.json"  # told to a hollow node
         self.services = directory / "services.json"
         self.logs = directory / "logs"
         self.binaries = directory / "bin"

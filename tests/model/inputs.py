@@ -14,6 +14,7 @@ T = TypeVar("T")
 Choose = Callable[[Sequence[T]], T]  # random.choice, or a draw of hypothesis
 
 DRAFTERS = ("a", "b", "c")
+MOST_INPUTS = 8  # of one life
 FATE_OF_C = "weak"  # from the start; the others are healthy
 LIVES = ("healthy", "healthy", "weak", "dead", "never ready", "no life")
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from model import promises
 from model.cluster import KINDS, Cluster
-from model.inputs import FATE_OF_C, Input, Times, Wishes, draw
+from model.inputs import FATE_OF_C, MOST_INPUTS, Input, Times, Wishes, draw
+from model.told import label, told
 from tandem_operator.api import Spec
-from tandem_operator.api.recipe import Recipe
 from tandem_operator.plan.observed import Manifest
 from tandem_worker.contract import SelfTestOutcome, Verdict
 from unit.world import DEAD, WEAK, Life
@@ -27,7 +27,7 @@ from unit.world import DEAD, WEAK, Life
 TIMES = Times(interval=10, deadline=120, timeout=60)
 SECONDS, LONG_SECONDS = 11, 4000  # between passes: one interval; and past every deadline, pause and time-out
 STILL_PASSES, MOST_PASSES = 4, 300
-MOST_INPUTS = 8
+
 USERS = 40
 FATES = {
     "healthy": Life(),
@@ -109,7 +109,7 @@ class Lived:
         """The canary if it has this drafter, else the newest revision that has; empty: none."""
         cluster, canary = self.cluster, self.cluster.status.canary_revision
         known = [h.revision for h in sorted(cluster.history.values(), key=lambda h: h.number)]
-        mine = [revision for revision in known if _drafter(cluster.recipes[revision]) == drafter]
+        mine = [revision for revision in known if label(cluster.recipes[revision]).split(",")[0] == drafter]
         return canary if canary in mine else mine[-1] if mine else ""
 
     def _happens(self, said: Input) -> None:
@@ -172,6 +172,16 @@ class Lived:
             "others": (status.url, status.collision_count),
         }
 
+    def told(self) -> dict[str, Any]:
+        cluster = self.cluster
+        return told(
+            cluster.status,
+            [(h.number, h.revision, h.served) for h in cluster.history.values()],
+            [(d.revision, d.desired, d.ready) for d in cluster.deployments.values()],
+            [(cluster.pods[uid].revision, worker.speculating) for uid, worker in cluster.workers.items()],
+            {revision: label(recipe) for revision, recipe in cluster.recipes.items()},
+        )
+
 
 # Most passes are cut short: only so does the operator often die at a write that matters, once or again and again.
 _late = st.frozensets(st.sampled_from(KINDS), max_size=2)
@@ -191,8 +201,3 @@ def ends_as_undisturbed(data: st.DataObject) -> int:
         found, expected = disturbed.end(), undisturbed.end()
         assert {key: (found[key], expected[key]) for key in expected if found[key] != expected[key]} == {}
     return inputs
-
-
-def _drafter(recipe: Recipe) -> str:
-    source = recipe.drafter.host_path if recipe.drafter else None
-    return source.path.rsplit("/", 1)[1] if source else "-"
