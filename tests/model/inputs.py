@@ -102,8 +102,8 @@ class Wishes:
             case "limits":
                 rollout["maxSurge"], rollout["maxUnavailable"] = given["limits"]
             case "steps":
-                pause: dict[str, int] | None = {} if given["hold"] else None
-                rollout["steps"] = [{"weight": weight, "pause": pause} for weight in given["weights"]]
+                pause: dict[str, Any] = {"pause": {}} if given["hold"] else {}
+                rollout["steps"] = [{"weight": weight, **pause} for weight in given["weights"]]
             case "analysis":
                 more = {"onInconclusive": given["end"], "dryRun": given["dry"]}
                 rollout["analysis"] = {**rollout["analysis"], **more}

@@ -140,6 +140,22 @@ def test_a_canary_that_runs_unproven_goes_on_while_its_pair_is_validated_again()
     assert not [event for event in world.events if event.startswith("CanaryWithdrawn")]
 
 
+def test_a_revision_whose_files_changed_waits_for_the_verdict_on_the_new_ones_however_long_that_takes() -> None:
+    """Its worker that found them goes, and with it the sign of it: the old verdict must not start it again."""
+    world = served("a", replicas=2)
+    world.edit(spec("b", replicas=2, rollout={"steps": []}))
+    world.step()  # the Job has looked at the files
+    changed = Fingerprints(target="sha256:target", drafter="sha256:changed")
+    world.files, world.validate = changed, lambda _: None  # a Job that does not end
+    world.run(30)
+    assert world.condition("Validated")[:2] == ("Unknown", "CheckpointChanged")
+    assert world.serving() == {"a": 2}
+    assert len([event for event in world.events if event.startswith("CanaryStarted: ")]) == 2, "one of each"
+    world.validate = lambda _: fits(world.spec).model_copy(update={"fingerprints": changed})
+    world.run(10)
+    assert world.serving() == {"b": 2}
+
+
 def test_the_same_pair_is_not_validated_twice() -> None:
     world = served()
     world.jobs.clear()  # the Job's time to live has passed

@@ -75,18 +75,19 @@ def check(context: Context) -> Checked:
     # Without a status the newest Job counts: it was made because of what the older ones found.
     attempt = known.attempt if known else max((j.attempt for j in context.observed.jobs if j.key == key), default=0)
     wait = _seconds_to_next_attempt(context, known)
-    if known and (wait is None or wait > 0):
-        return _concluded(spec.validation.enforcement, known, wait)
     if known:
         attempt += 1
     job = next((j for j in context.observed.jobs if j.key == key and j.attempt == attempt), None)
+    # A Job that is under way was made for a reason, and the worker that gave it may be gone meanwhile.
+    if known and not job and (wait is None or wait > 0):
+        return _concluded(spec.validation.enforcement, known, wait)
     if job and job.finished:
         fresh = _from_job(job, key, attempt, context.now)
         concluded = _concluded(spec.validation.enforcement, fresh, _pause(fresh, context.now, fresh.at))
         return replace(concluded, errors=_to_tell(job.report, known))
     job_name = names.validation_job(resource.metadata.name, key, attempt)
     message = f"validating the pair ({spec.validation.mode}) in Job {job_name}"
-    changed = known is not None and _changed_files(context, known) is not None
+    changed = known is not None and (known.verdict != Verdict.COULD_NOT_CHECK or bool(_changed_files(context, known)))
     if changed:
         message = f"a worker found other files than were validated, so it did not start; {message}"
     if job and job.problem:
