@@ -105,12 +105,16 @@ verify-tables: venv ## run the engines' own code from their wheels and compare w
 	@$(RUN) verify_tables
 	@$(RUN) verify_tables.speculators
 
-soak: venv ## a million random steps against the promises of the plan (STEPS=n, SEED=n)
+soak: venv ## a million random steps against the promises of the plan, a thousand disturbed lives (STEPS, LIVES, SEED, JSON=file)
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" "$(shell $(SETUP) path)/bin/python" -m model.soak \
-		--steps $(or $(STEPS),1000000) --seed $(or $(SEED),0)
+		--steps $(or $(STEPS),1000000) --lives $(or $(LIVES),1000) --seed $(or $(SEED),0) $(if $(JSON),--json $(JSON))
 
 crash-test: venv kube ## kill the operator before and after each of its writes (SHARE=0.1 for a look, JSON=file)
 	@$(RUN) crashtest $(if $(SHARE),--share $(SHARE)) $(if $(JSON),--json $(JSON))
+
+replay: venv kube ## play fifty random lives of the model on a real API server, and compare (TRACES=n, SEED=n, JSON=file)
+	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" "$(shell $(SETUP) path)/bin/python" -m model.replay \
+		--traces $(or $(TRACES),50) --seed $(or $(SEED),0) $(if $(JSON),--json $(JSON))
 
 fuzz: venv ## a million damaged headers and configs against the readers (FUZZ_RUNS=n)
 	@$(RUN) pip install --quiet --target build/atheris "atheris==3.0.0"
