@@ -44,6 +44,10 @@ class Metrics:
         self.speedup = self._gauge(Metric.SPEEDUP)
         self.speedup.set(float("nan"))
         self._running = self._gauge(Metric.RUNNING)
+        for unused in (Metric.REUSED_TOKENS, Metric.UNDRAFTED_TOKENS):
+            self._by_origin(unused)
+        self._counters(Metric.REFUSED)
+        self._gauge(Metric.DRAFT_LENGTH).set(draft_length)
         self._gauge(Metric.WAITING)
         self._gauge(Metric.GRAPHS)
         self._rounds = self._emitted = 0
