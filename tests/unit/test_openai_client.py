@@ -344,6 +344,6 @@ def test_stream_that_fails_ends_with_an_error_that_the_client_raises(used: Used)
     finally:
         with torch.inference_mode():
             weight[token] = saved
-    assert used.http.get("/readyz").text == "ok"
+    assert used.http.get("/readyz").text == used.http.get("/health").text == "ok"
     assert json.loads(used.http.get("/status").text)["speculation_enabled"]
     assert used.complete(max_tokens=9).usage.completion_tokens == 9

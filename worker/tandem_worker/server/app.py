@@ -32,6 +32,7 @@ def make_app(worker: Worker) -> FastAPI:
 
 
 def _add_probes(app: FastAPI, worker: Worker) -> None:
+    @app.get("/health")  # where clients of vLLM look
     @app.get("/healthz")
     async def healthz() -> Response:
         reason = worker.unhealthy()

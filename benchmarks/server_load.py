@@ -1,0 +1,129 @@
+"""A public load generator (guidellm, pinned in the Makefile) against a worker on the CPU, as users would point it.
+
+The tiny pair, both kinds of completions, greedy and sampled, more clients at once than the worker runs. What counts is
+that every request of a client that knows nothing of Tandem is answered rightly and that the latencies are there; on a
+CPU the speeds say nothing of a GPU. `make bench-load` writes benchmarks/results/server-load-cpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAIR = ROOT / "examples" / "tiny-pair"
+RESULT = ROOT / "benchmarks" / "results" / "server-load-cpu.json"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.2}
+RUNS: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("completions, greedy", "/v1/completions", 1, {"temperature": 0}),
+    ("completions, greedy", "/v1/completions", 4, {"temperature": 0}),
+    ("completions, sampled", "/v1/completions", 4, SAMPLED),
+    ("completions, sampled, no drafts", "/v1/completions", 4, {**SAMPLED, "speculate": False}),
+    ("chat, sampled", "/v1/chat/completions", 12, SAMPLED),
+]
+KEPT = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency", "output_tokens_per_second")
+TOKENS = 64
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a worker, with a chat template."""
+    target = folder / "target"
+    shutil.copytree(PAIR / "target", target)
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tandem_worker", "serve", f"--target={target}", f"--drafter={PAIR / 'drafter'}"]
+    command += ["--model=tiny", "--host=127.0.0.1", f"--port={port}", "--draft-length=4"]
+    address = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as worker:
+        try:
+            while not _ready(address):
+                assert worker.poll() is None, "the worker ended; run `tandem-worker serve` by hand to see why"
+                time.sleep(0.5)
+            yield address
+        finally:
+            worker.terminate()
+
+
+def _ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/health") as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def run(guidellm: Path, address: str, folder: Path, route: str, clients: int, body: dict, requests: int) -> Any:
+    """guidellm's own report of one run."""
+    report = folder / "report.json"
+    backend = {
+        "kind": "openai_http",
+        "target": address,
+        "model": "tiny",
+        "request_format": route,
+        "max_tokens": TOKENS,
+        "extras": {"body": body},
+    }
+    command = [guidellm, "run", "--backend", json.dumps(backend), "--disable-console"]
+    command += ["--profile", f"kind=concurrent,streams={clients}"]
+    command += ["--constraint", f"kind=max_requests,count={requests}"]
+    command += ["--data", f"kind=json_file,path={PAIR / 'prompts.jsonl'}"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={PAIR / 'target'}", "--output", f"kind=json,path={report}"]
+    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    return json.loads(report.read_text())["benchmarks"][0]["metrics"]
+
+
+def figures(metrics: Any) -> dict[str, Any]:
+    totals = metrics["request_totals"]
+    kept: dict[str, Any] = {"requests": {name: totals[name] for name in ("successful", "errored", "incomplete")}}
+    for name in KEPT:
+        values = metrics[name]["successful"]
+        percentiles = {p: round(values["percentiles"][p], 3) for p in ("p50", "p95", "p99")}
+        kept[name] = {"mean": round(values["mean"], 3), **percentiles}
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("guidellm", type=Path)
+    parser.add_argument("--requests", type=int, default=48, help="of each run")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name, served(Path(name)) as address:
+        for label, route, clients, body in RUNS:
+            metrics = run(arguments.guidellm, address, Path(name), route, clients, body, arguments.requests)
+            rows.append({"run": label, "clients": clients, "body": body, **figures(metrics)})
+            print(json.dumps(rows[-1]), flush=True)
+    shown = subprocess.run([arguments.guidellm, "--version"], capture_output=True, text=True, check=True).stdout
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
+    about = {
+        "command": "make bench-load",
+        "generator": shown.strip(),
+        "machine": f"{os.cpu_count()} cores {platform.machine()}, shared with other work",
+        "commit": commit.strip(),
+        "max_tokens": TOKENS,
+        "rows": rows,
+    }
+    arguments.out.write_text(json.dumps(about, indent=1) + "\n")
+    assert all(row["requests"]["errored"] == 0 for row in rows), "requests failed"
+
+
+if __name__ == "__main__":
+    main()
