@@ -94,6 +94,7 @@ async def test_every_metric_of_the_contract_is_there_at_zero_before_the_first_re
     assert set(Metric) - {Metric.BUILD} <= exposed
     assert 'tandem_build_info{component="simulator",version="' in text
     assert found.pop((Metric.SPECULATION_ENABLED, "")) == 1
+    assert found.pop((Metric.DRAFT_LENGTH, "")) == 4
     assert math.isnan(found.pop((Metric.SPEEDUP, "")))
     assert set(found.values()) == {0}
 
