@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tandem"
 MODELS = "models"
-LIMIT_SECONDS = 180  # a Python with torch starts in half a minute where others keep the cores busy
+LIMIT_SECONDS = 420  # a Python with torch takes a minute to start where others keep the cores busy
 RELEASE = [
     "--set=image.tag=dev",
     "--set=worker.image.tag=dev",
@@ -142,9 +142,12 @@ def a_good_pair_serves(story: Story, prometheus: Prometheus) -> str:
         eventually(lambda: users.answered >= 5, LIMIT_SECONDS)
         expr = f'sum by (revision) (rate(tandem_accepted_tokens_total{{revision="{stable}"}}[15s])) > 0'
         eventually(lambda: prometheus.instant(expr), LIMIT_SECONDS)
-    up = prometheus.instant("sum by (job) (up)")
-    assert {series.labels["job"]: series.points[0][1] for series in up} == {"tandem-operator": 1, "tandem-workers": 2}
+    eventually(lambda: scraped_by_job(prometheus) == {"tandem-operator": 1, "tandem-workers": 2}, LIMIT_SECONDS)
     return stable
+
+
+def scraped_by_job(prometheus: Prometheus) -> dict[str, float]:
+    return {series.labels["job"]: series.points[0][1] for series in prometheus.instant("sum by (job) (up)")}
 
 
 def a_collapsing_canary_is_rolled_back(story: Story, prometheus: Prometheus, stable: str) -> None:
@@ -179,6 +182,8 @@ def ends(story: Story, name: str) -> list[Manifest]:
 
 
 def workers_of(story: Story) -> set[tuple[str, int]]:
+    """Both, once nothing else is left of what ran beside them."""
+    eventually(lambda: len(story.pods()) == len(story.ready_pods()) == 2, LIMIT_SECONDS)
     return {(pod.uid, pod.restarts) for pod in story.pods()}
 
 

@@ -62,8 +62,11 @@ class Node:
             time.sleep(0.2)
 
     def _mount(self) -> None:
-        """In this mount namespace only: a fresh /run, and what is written below /var goes to the node's folder."""
-        _mount("-t", "tmpfs", "tmpfs", "/run")
+        """In this mount namespace only: a fresh /run, and what is written below /var goes to the node's folder, which
+        lies in memory: a gigabyte of images, gone with the node."""
+        self.folder.mkdir()
+        for path in ("/run", str(self.folder)):
+            _mount("-t", "tmpfs", "tmpfs", path)
         for path in ("/var/lib", "/var/log"):
             upper, work = (self.folder / kind / path[1:].replace("/", "-") for kind in ("upper", "work"))
             upper.mkdir(parents=True)

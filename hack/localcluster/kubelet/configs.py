@@ -35,9 +35,13 @@ root = "{folder / "containerd"}"
 state = "/run/containerd"
 [grpc]
 address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{folder / "opt"}"
 [{cri}]
 sandbox_image = "{PAUSE_IMAGE}"
 restrict_oom_score_adj = true
+[{cri}.containerd]
+discard_unpacked_layers = true
 [{cri}.cni]
 bin_dir = "{plugins}"
 conf_dir = "{folder / "cni"}"
