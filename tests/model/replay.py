@@ -32,7 +32,7 @@ from tandem_operator.api.recipe import Recipe
 from tandem_worker.contract import WORKER_PORT, SelfTestOutcome, WorkerStatus
 
 TIMES = Times(interval=1, deadline=60, timeout=60)
-LIMIT_SECONDS, STILL_SECONDS, LOOK_SECONDS = 240.0, 2.5, 0.3
+LIMIT_SECONDS, STILL_SECONDS, LOOK_SECONDS = 600.0, 2.5, 0.3
 REQUESTS_PER_SECOND = 60.0
 FATES: dict[str, dict[str, Any]] = {
     "healthy": {},

@@ -40,5 +40,5 @@ def told(
         "replicas": status.replicas,
         "records": [[named(revision), served] for _, revision, served in sorted(records)],
         "workers": sorted([named(revision), wanted, ready] for revision, wanted, ready in workers if wanted or ready),
-        "speculating": sorted([named(revision), drafts] for revision, drafts in speculating),
+        "speculating": sorted(([named(revision), drafts] for revision, drafts in speculating), key=str),
     }
