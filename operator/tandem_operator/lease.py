@@ -27,7 +27,9 @@ from tandem_operator.api.base import ApiModel
 log = logging.getLogger(__name__)
 
 NAME = "tandem-operator"
-HOLD_SECONDS, RENEW_WITHIN_SECONDS, RENEW_EVERY_SECONDS, LOOK_EVERY_SECONDS = 8.0, 6.0, 2.0, 1.0
+# The first three as in client-go: an API server that is slow for some seconds must not end the operator.
+HOLD_SECONDS, RENEW_WITHIN_SECONDS, RENEW_EVERY_SECONDS, LOOK_EVERY_SECONDS = 15.0, 10.0, 2.0, 1.0
+TRY_SECONDS = 5.0
 _UNREACHABLE = (client.ApiException, aiohttp.ClientError, TimeoutError)
 
 
@@ -73,7 +75,7 @@ class Lease:
         while True:
             await asyncio.sleep(RENEW_EVERY_SECONDS)
             with suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_EVERY_SECONDS):
+                async with asyncio.timeout(TRY_SECONDS):
                     await self._try()
             if _now() - self._renewed_seconds > RENEW_WITHIN_SECONDS:
                 raise LeaseLost(f"the lease was not renewed for {_now() - self._renewed_seconds:.0f} s")
@@ -81,7 +83,7 @@ class Lease:
     async def release(self) -> None:
         """So that the next operator need not wait. That it can't be reached changes nothing."""
         with suppress(*_UNREACHABLE):
-            async with asyncio.timeout(RENEW_EVERY_SECONDS):
+            async with asyncio.timeout(TRY_SECONDS):
                 found = await self._read()
                 if found and found.spec.holder == self._identity:
                     await self._write(found, holder="")

@@ -173,6 +173,16 @@ def test_the_next_revision_runs_the_new_worker_image_and_a_return_the_old_one() 
     assert images(world) == {("worker:1",)}
 
 
+def test_a_record_from_before_worker_images_were_kept_runs_the_operators_own() -> None:
+    world = World(spec("a", replicas=2)).run(6)
+    bare = {
+        name: replace(known, recipe=known.recipe.model_copy(update={"worker_image": ""}))
+        for name, known in world.history.items()
+    }
+    world.history = bare
+    assert images(world) == {("worker:1",)}
+
+
 def images(world: World) -> set[tuple[str, ...]]:
     """Of each Deployment that has workers, as the last pass applied it: its containers', in their order."""
     manifests = [m for m in world.plan().apply if m["kind"] == "Deployment" and m["spec"]["replicas"]]

@@ -16,6 +16,7 @@ From any state, left by a crash, a hand or an edit in mid-rollout, repeated pass
 from __future__ import annotations
 
 from tandem_operator.api import Status
+from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.rollout import OnCollapse
 from tandem_operator.api.status import Outcome
 from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation
@@ -62,7 +63,8 @@ def plan(context: Context) -> Plan:
     target = rollout.goal(context, status, wanted)
     status = rollout.advance(context, status, target, wanted, notes)
     status = guard.keep_windows(status, status.stable_revision, status.canary_revision)
-    recipes = {h.revision: h.recipe for h in context.observed.history} | ({wanted: recipe} if recipe else {})
+    recipes = {h.revision: _with_image(h.recipe, context) for h in context.observed.history}
+    recipes |= {wanted: _with_image(recipe, context)} if recipe else {}
     counts = fleet.counts(context, status)
     fleet.note_children(context, status, recipes, counts, notes)
     fleet.note_commands(context, status, recipes, notes)
@@ -78,6 +80,11 @@ def plan(context: Context) -> Plan:
         calibrate=tuple(notes.calibrate),
         wake_after_seconds=max(0.2, min(notes.wakes)) if notes.wakes else None,
     )
+
+
+def _with_image(recipe: Recipe, context: Context) -> Recipe:
+    """A record never changes, and one that was made before they kept the worker image has none."""
+    return recipe if recipe.worker_image else recipe.model_copy(update={"worker_image": context.settings.worker_image})
 
 
 def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
