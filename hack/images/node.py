@@ -28,7 +28,7 @@ PROGRAMS = {
     "unshare": "util-linux",
 }
 _UNPACKED = ("containerd", "runc", "containernetworking-plugins")
-_KEPT_SECONDS = 24 * 3600
+_KEPT_SECONDS = 3600  # longer than any other checkout takes to import its own
 
 # Each line is something that the node does, in namespaces of its own.
 _TRIAL = """
@@ -73,7 +73,7 @@ def _try_kernel() -> None:
 
 
 def _kept(name: str, identity: str) -> Path:
-    """The image's archive in the cache; those that nobody asked for in a day go."""
+    """The image's archive in the cache; those that nobody asked for in an hour go."""
     folder = cache_directory() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     word = name.rpartition("/")[2].partition(":")[0]
