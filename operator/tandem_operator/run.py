@@ -32,6 +32,7 @@ from tandem_operator.workers import Workers
 log = logging.getLogger(__name__)
 
 LAG_LOOKED_AT_SECONDS = 0.1
+REQUEST_SECONDS = 30.0  # until an answer of the API server is given up
 
 
 async def run(settings: Settings) -> None:
@@ -101,6 +102,14 @@ def to_workers() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
 
 
+class Client(client.ApiClient):
+    """Whose requests end: in the five minutes that the library waits, the liveness probe would end the operator."""
+
+    async def call_api(self, *request: Any, _request_timeout: float | None = None, **how: Any) -> Any:
+        how["_request_timeout"] = _request_timeout or REQUEST_SECONDS
+        return await super().call_api(*request, **how)
+
+
 @asynccontextmanager
 async def connection() -> AsyncIterator[client.ApiClient]:
     """In a pod by its service account; elsewhere by KUBECONFIG."""
@@ -109,7 +118,7 @@ async def connection() -> AsyncIterator[client.ApiClient]:
         await config.load_kube_config(os.environ["KUBECONFIG"], client_configuration=configuration)
     else:
         config.load_incluster_config(client_configuration=configuration)
-    async with client.ApiClient(configuration) as api:
+    async with Client(configuration) as api:
         api.user_agent = names.FIELD_MANAGER  # who asked, in the API server's audit log
         yield api
 

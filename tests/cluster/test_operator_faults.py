@@ -68,17 +68,25 @@ async def test_watches_that_are_gone_or_reset_are_opened_again(lab: Lab) -> None
         assert sum(fault.done for fault in place.proxy.faults) == 2 * len(KINDS)
 
 
-async def test_a_watch_that_is_deaf_delays_and_no_more(lab: Lab) -> None:
-    """Its connection stands and tells nothing (kopf #585, #957): a list finds within a minute what it did not tell."""
+async def test_writes_that_are_never_answered_are_given_up_and_done_again(lab: Lab) -> None:
+    async with lab.place() as place:
+        faults = [place.proxy.harm(Fault("hang", writes_of(part))) for part in ("/deployments", "/status")]
+        await rollout(place)
+        assert [fault.done for fault in faults] == [1, 1]
+        assert place.operator.starts == 1
+
+
+async def test_watches_that_are_all_deaf_delay_and_no_more(lab: Lab) -> None:
+    """Their connections stand and tell nothing (kopf #585, #957): lists find, minute by minute, what was not told."""
     async with lab.place() as place:
         await place.apply(hollow_spec("a"))
         await place.until_settled()
-        place.proxy.harm(Fault("deaf", watches_of(PLURAL), times=9))
+        deaf = [place.proxy.harm(Fault("deaf", watches_of(kind), times=99)) for kind in KINDS]
         place.operator.kill()
-        await place.until("it is back", lambda _: place.proxy.faults[0].done)
+        await place.until("it is back", lambda _: all(fault.done for fault in deaf))
         await place.apply(hollow_spec("a", replicas=3))
-        shown = await place.until("the edit was seen", lambda shown: shown.status.replicas == 3, limit_seconds=120)
-        assert shown.status.observed_generation == 2
+        shown = await place.until_settled()
+        assert (shown.status.replicas, shown.status.observed_generation) == (3, 2)
 
 
 async def test_workers_left_by_an_object_whose_deletion_is_told_late_are_not_given_back_to_it(lab: Lab) -> None:
