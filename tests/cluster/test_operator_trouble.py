@@ -164,12 +164,14 @@ def test_counters_that_start_anew_neither_lose_nor_invent_evidence(story: Story)
 
 
 def test_an_engine_that_serves_no_model_is_taken_back_when_its_time_is_up(story: Story) -> None:
-    soon = {"analysis": {"intervalSeconds": 1, "timeoutSeconds": 6}}
+    soon = {"analysis": {"intervalSeconds": 1, "timeoutSeconds": 20}}
     stable = installed(story, rollout=soon)
     story.apply(simulated(rollout=soon, sim={"empty_model_list": True}))
     story.until_condition("CanaryHealthy", "Unknown", "TooFewDrafts")
     said = story.until_condition("RolledBack", "True", "AnalysisTimedOut")
-    assert "not found healthy in 6 s (rollout.analysis.timeoutSeconds): 0 drafts from 0 requests so far" in said.message
+    assert (
+        "not found healthy in 20 s (rollout.analysis.timeoutSeconds): 0 drafts from 0 requests so far" in said.message
+    )
     story.until("only the stable revision serves", lambda _: story.serving() == {stable: 1})
 
 

@@ -58,7 +58,7 @@ def test_no_more_than_the_window_is_read_ahead(infos: list[TensorInfo], monkeypa
         opened.expect(infos)
         opened.take(infos[3])
         opened.take(infos[0])
-    assert set(read) == {"t0", "t1", "t2", "t3"}
+    assert {"t0", "t3"} <= set(read) <= {"t0", "t1", "t2", "t3"}
 
 
 def test_what_is_wanted_next_goes_before_what_was_expected(infos: list[TensorInfo]) -> None:
