@@ -1,4 +1,4 @@
-"""What needs a real node, and so root: `make e2e`, and `make test` where it can be, which set TANDEM_E2E to what
+"""What needs a real node, and so root: `make e2e`, which CI runs before `make test`, sets TANDEM_E2E to what
 `python -m images.node` made. Elsewhere there is nothing here to collect.
 """
 

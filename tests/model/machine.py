@@ -241,11 +241,14 @@ class Rollouts(RuleBasedStateMachine):
         raise AssertionError(f"no rest after {CALM_PASSES} passes: {set(before) ^ set(last)}")
 
     def _workers_do_as_told(self) -> None:
-        """Those of a quarantined revision run the target alone, all others draft if their drafter is alive."""
+        """Those of a quarantined revision run the target alone, all others draft if their drafter is alive. A revision
+        whose record was deleted is nothing that the operator knows of, and its workers stay as they are."""
         cluster = self.cluster
         for uid, worker in cluster.workers.items():
             revision = cluster.pods[uid].revision
             if uid in cluster.deaf or worker.status is None or not cluster.recipes[revision].speculates:
+                continue
+            if revision not in cluster.history:
                 continue
             allowed = not cluster.quarantined(revision)
             assert worker.status.speculation_enabled == allowed, f"{uid} of {revision} drafts: {not allowed}"
