@@ -241,16 +241,17 @@ class Rollouts(RuleBasedStateMachine):
         raise AssertionError(f"no rest after {CALM_PASSES} passes: {set(before) ^ set(last)}")
 
     def _workers_do_as_told(self) -> None:
-        """Those of a quarantined revision run the target alone, all others draft if their drafter is alive. A revision
-        whose record was deleted is nothing that the operator knows of, and its workers stay as they are."""
+        """Those of a quarantined revision run the target alone, all others draft if their drafter is alive. Where
+        record and status are both lost nobody knows why a worker was switched off, and it stays so (soak, seed 4)."""
         cluster = self.cluster
         for uid, worker in cluster.workers.items():
             revision = cluster.pods[uid].revision
             if uid in cluster.deaf or worker.status is None or not cluster.recipes[revision].speculates:
                 continue
-            if revision not in cluster.history:
-                continue
             allowed = not cluster.quarantined(revision)
+            known = revision in (*cluster.history, cluster.status.stable_revision, cluster.status.canary_revision)
+            if allowed and not known:
+                continue
             assert worker.status.speculation_enabled == allowed, f"{uid} of {revision} drafts: {not allowed}"
 
     def _the_spec_serves(self) -> None:
