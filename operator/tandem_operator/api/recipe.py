@@ -32,6 +32,11 @@ class Recipe(ApiModel):
     operator neither restarts workers nor rolls anything out, and what runs again runs as it ran."""
 
     @property
+    def identity(self) -> Recipe:
+        """What the revision is named after."""
+        return self.model_copy(update={"worker_image": ""})
+
+    @property
     def start_up_seconds(self) -> int:
         """How long a worker may load before it is taken for hung. By what it has to load: a budget that suits one model
         kills another for ever (kserve #5062), and a target with a drafter loads for longer than without."""

@@ -83,7 +83,7 @@ def plan(context: Context) -> Plan:
 
 
 def _with_image(recipe: Recipe, context: Context) -> Recipe:
-    """A record never changes, and one that was made before they kept the worker image has none."""
+    """A new revision runs the operator's own worker image; so does one whose record was made before they kept it."""
     return recipe if recipe.worker_image else recipe.model_copy(update={"worker_image": context.settings.worker_image})
 
 

@@ -50,7 +50,6 @@ def wanted(context: Context, checked: Checked) -> Wanted:
     else:
         weight_bytes = checked.validation.weight_bytes if checked.validation else None
         recipe = make_recipe(spec, resource.metadata.name, prints, weight_bytes)
-    recipe = recipe.model_copy(update={"worker_image": context.settings.worker_image})
     revision, recipe, collided = _named(recipe, context.observed.history, collisions)
     if target_only and resource.status.stable_revision not in ("", revision):
         return Wanted(collisions=collisions)  # something better serves already
@@ -85,9 +84,9 @@ def _named(recipe: Recipe, history: Iterable[History], collisions: int) -> tuple
     """The name under which the very recipe is known, and what is recorded there, else its hash. A hash that another
     recipe has is hashed with a count, as Deployments do it."""
     recipes = {h.revision: h.recipe for h in history}
-    asked = recipe.model_copy(update={"worker_image": ""})
+    asked = recipe.identity
     for revision, known in reversed(recipes.items()):
-        if canonical(known.model_copy(update={"worker_image": ""})) == canonical(asked):
+        if canonical(known.identity) == canonical(asked):
             return revision, known, collisions
     name = short_hash(asked, collisions) if collisions else short_hash(asked)
     while name in recipes:
