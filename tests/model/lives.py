@@ -96,14 +96,7 @@ class Lived:
         raise AssertionError("no rest")
 
     def _is_still(self) -> None:
-        still, last = 0, self.cluster.gist()
-        for _ in range(MOST_PASSES):
-            promises.kept(self.cluster.one_pass(SECONDS))
-            before, last = last, self.cluster.gist()
-            still = still + 1 if last == before else 0
-            if still == STILL_PASSES:
-                return
-        raise AssertionError("no rest")
+        promises.come_to_rest(self.cluster, SECONDS, STILL_PASSES, MOST_PASSES)
 
     def _revision(self, drafter: str) -> str:
         """The canary if it has this drafter, else the newest revision that has; empty: none."""

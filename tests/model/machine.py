@@ -230,15 +230,8 @@ class Rollouts(RuleBasedStateMachine):
 
     def _comes_to_rest(self) -> None:
         """A fixed point: several passes in a row, over which every interval and deadline passes, change nothing."""
-        still, last = 0, self.cluster.gist()
-        for _ in range(CALM_PASSES):
-            promises.kept(self.cluster.one_pass(CALM_SECONDS))
-            before, last = last, self.cluster.gist()
-            still = still + 1 if last == before else 0
-            if still == 4:
-                self._workers_do_as_told()
-                return
-        raise AssertionError(f"no rest after {CALM_PASSES} passes: {set(before) ^ set(last)}")
+        promises.come_to_rest(self.cluster, CALM_SECONDS, still=4, most=CALM_PASSES)
+        self._workers_do_as_told()
 
     def _workers_do_as_told(self) -> None:
         """Those of a quarantined revision run the target alone, all others draft if their drafter is alive. Where

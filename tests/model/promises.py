@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.cluster import Pass
+from model.cluster import Cluster, Pass
 from tandem_operator import names
 from tandem_operator.api import Status
 from tandem_operator.api.status import AnswerOutcome, Command, Outcome
@@ -36,6 +36,18 @@ def kept(done: Pass) -> None:
     nothing_quarantined_gets_a_worker(done)
     weight_grows_by_evidence_alone(done)
     only_a_finished_canary_is_promoted(done)
+
+
+def come_to_rest(cluster: Cluster, seconds: int, still: int, most: int) -> None:
+    """Passes, `seconds` apart, until `still` of them in a row changed nothing; all are judged. Fails after `most`."""
+    unchanged, last = 0, cluster.gist()
+    for _ in range(most):
+        kept(cluster.one_pass(seconds))
+        before, last = last, cluster.gist()
+        unchanged = unchanged + 1 if last == before else 0
+        if unchanged == still:
+            return
+    raise AssertionError(f"no rest after {most} passes: {set(before) ^ set(last)}")
 
 
 def the_spec_is_never_written(done: Pass) -> None:
