@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_costs_lie_on_lines_between_measured_points_and_stay_flat_beyond() -> No
     assert costs.at(5, 0) == 6.0
     assert costs.at(5, 2) == (5.0 + 13.0) / 2
     assert costs.at(64, 8) == costs.at(9, 4) == 18.0
+
+
+def test_where_there_is_no_room_for_drafts_their_cost_is_infinite_and_they_are_not_chosen() -> None:
+    costs = Costs({(batch, length): inf if length == 8 else 1.0 for batch in (1, 4) for length in (0, 1, 2, 4, 8)})
+    for batch in (1, 2, 4, 9):
+        assert [costs.at(batch, length) for length in range(9)] == [1.0] * 5 + [inf] * 4
+        assert best_length(costs, Chances(), batch, current=8) == 4
+    none = Costs({(1, length): inf if length else 1.0 for length in (0, 1, 2, 4, 8)})
+    assert best_length(none, Chances(), 1, current=8) == 0
 
 
 def test_chances_are_learnt_by_position_and_carried_on_to_where_nothing_is_known() -> None:

@@ -39,7 +39,8 @@ again all texts are run through the target once more, so this must be rare."""
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds of a round by (requests, draft length), a full grid that has length 0."""
+    """Measured seconds of a round by (requests, draft length), a full grid that has length 0; infinite where there is
+    no room for such drafts."""
 
     seconds: Mapping[tuple[int, int], float]
 
@@ -51,9 +52,9 @@ class Costs:
         first, last, part = _between(lengths, length)
 
         def along(b: int) -> float:
-            return (1 - part) * self.seconds[b, first] + part * self.seconds[b, last]
+            return _mixed(self.seconds[b, first], self.seconds[b, last], part)
 
-        return (1 - share) * along(low) + share * along(high)
+        return _mixed(along(low), along(high), share)
 
 
 def _between(points: list[int], value: int) -> tuple[int, int, float]:
@@ -64,6 +65,11 @@ def _between(points: list[int], value: int) -> tuple[int, int, float]:
         return value, value, 0.0
     low, high = points[at - 1], points[at]
     return low, high, (value - low) / (high - low)
+
+
+def _mixed(low: float, high: float, share: float) -> float:
+    """`share` of the second: of none, also where that is infinite."""
+    return low if share == 0 else (1 - share) * low + share * high
 
 
 class Chances:
