@@ -546,6 +546,36 @@ def test_a_rollout_that_stops_half_way_is_taken_back_at_the_deadline() -> None:
     assert world.serving() == {"a": 5}
 
 
+def without_a_record() -> World:
+    """The stable revision's record is gone, and none is written of it, since the spec names another pair (that has no
+    verdict yet)."""
+    world = World(spec("a")).run(20)
+    world.validate = lambda _: None
+    world.edit(spec("b"))
+    world.step()
+    del world.history[world.status.stable_revision]
+    return world
+
+
+def test_a_stable_revision_whose_record_was_deleted_is_switched_off_when_it_collapses() -> None:
+    world = without_a_record()
+    world.lives["a"] = Life(rate=DEAD)
+    world.run(10)
+    assert world.speculating() == {False}
+    assert world.condition("SpeculationActive")[:2] == ("False", "NothingAccepted")
+
+
+def test_a_stable_revision_whose_record_was_deleted_speculates_again_when_the_user_says_retry() -> None:
+    world = without_a_record()
+    world.lives["a"] = Life(rate=DEAD)
+    world.run(10)
+    world.lives["a"] = Life()
+    world.annotations[names.RETRY] = "1"
+    world.run(10)
+    assert world.speculating() == {True}
+    assert world.condition("SpeculationActive")[:2] == ("True", "Speculating")
+
+
 def test_a_stable_revision_whose_record_was_deleted_makes_room_for_the_next_one() -> None:
     world = served("a", replicas=3)
     before = world.status.stable_revision

@@ -210,8 +210,8 @@ def test_memory_is_that_of_a_layer_and_of_one_read_ahead(tmp_path: Path, monkeyp
     """Peak of a process that does nothing else, not a count of what the code knows of: all twelve layers would be
     192 MB.
 
-    What is freed goes back to the system at once, as it always does for tensors of a real size: glibc keeps pieces of up
-    to 32 MB for its next use, in a pool for each thread, and how many of them lie there depends on who ran when.
+    What is freed goes back to the system at once, as it always does for tensors of a real size: glibc keeps pieces of
+    up to 32 MB for its next use, in a pool for each thread, and how many lie there depends on who ran when.
     """
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**17))
     target = deep_target(tmp_path / "target")

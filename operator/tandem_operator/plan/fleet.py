@@ -107,12 +107,15 @@ def _outdated(context: Context, status: Status, counts: dict[str, int]) -> list[
     ]
 
 
-def note_commands(context: Context, status: Status, recipes: dict[str, Recipe], notes: Notes) -> None:
-    """A worker that restarted, or missed a command, is told again."""
+def note_commands(context: Context, status: Status, notes: Notes) -> None:
+    """A worker that restarted, or missed a command, is told again. One that neither status nor a record knows is left
+    as it is: why it was switched off is lost with them."""
+    known = {status.stable_revision, status.canary_revision, *(h.revision for h in context.observed.history)}
     for pod in context.observed.pods:
         reported = context.observed.worker(pod).status
-        recipe = recipes.get(pod.revision)
-        if not pod.ready or pod.terminating or reported is None or recipe is None or not recipe.speculates:
+        if not pod.ready or pod.terminating or reported is None:
+            continue
+        if pod.revision not in known or not context.observed.speculates(pod.revision):
             continue
         entry = blocked(context, status, pod.revision)
         if reported.speculation_enabled == (entry is None):

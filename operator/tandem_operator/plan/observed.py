@@ -49,6 +49,10 @@ class Worker:
         """None: it could not be asked."""
         return self.status.speculation_enabled if self.status else self.started_speculating
 
+    @property
+    def has_drafter(self) -> bool:
+        return self.status.resolution is not None if self.status else bool(self.started_speculating)
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -109,6 +113,12 @@ class Observed:
 
     def recipe(self, revision: str) -> Recipe | None:
         return next((h.recipe for h in self.history if h.revision == revision), None)
+
+    def speculates(self, revision: str) -> bool:
+        """Whether its workers have a drafter. When its record was deleted, they are asked."""
+        if recipe := self.recipe(revision):
+            return recipe.speculates
+        return any(self.worker(pod).has_drafter for pod in self.of(revision))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def plan(context: Context) -> Plan:
     recipes |= {wanted: _with_image(recipe, context)} if recipe else {}
     counts = fleet.counts(context, status)
     fleet.note_children(context, status, recipes, counts, notes)
-    fleet.note_commands(context, status, recipes, notes)
+    fleet.note_commands(context, status, notes)
     guard.note_metrics(context, status, notes)
     notes.calibrate += guard.unproven(context, status.stable_revision, status.canary_revision)
     status = _summed_up(context, status, wanted, checked, counts, notes)
@@ -90,8 +90,7 @@ def _with_image(recipe: Recipe, context: Context) -> Recipe:
 def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     """Steady state: judge the revision that serves, and quarantine it when it collapsed."""
     stable = status.stable_revision
-    recipe = context.observed.recipe(stable)
-    if recipe is None or not recipe.speculates:
+    if not context.observed.speculates(stable):
         return status
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
     if blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then

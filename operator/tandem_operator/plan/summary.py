@@ -88,13 +88,13 @@ def rolled_back(context: Context, status: Status, wanted: str) -> Seen:
 def speculation_active(context: Context, status: Status, checked: Checked) -> Seen:
     """What the stable workers really do, with the reason why when they do not speculate."""
     stable = status.stable_revision
-    recipe = context.observed.recipe(stable)
-    if not stable or recipe is None:
+    if not stable:
         return Seen("SpeculationActive", "Unknown", "NotServing", "no stable revision serves yet")
-    if not recipe.speculates and checked.refused:
+    recipe = context.observed.recipe(stable)
+    if recipe and not recipe.speculates and checked.refused:
         message = f"revision {stable} runs the target alone: the pair was refused, and validation.onInvalid says so"
         return Seen("SpeculationActive", "False", "PairRefused", message)
-    if not recipe.speculates:
+    if recipe and not recipe.speculates:
         return Seen("SpeculationActive", "False", "DisabledBySpec", f"revision {stable} runs the target alone")
     entry = blocked(context, status, stable)
     pods = guard.ready_pods(context, stable)
