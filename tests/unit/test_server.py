@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -78,6 +79,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     worker = start(tiny_settings(key_file))
     with over_http(worker) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield Served(worker, client, key_file)
+
+
+def later(seconds: float) -> SimpleNamespace:
+    """The clocks for one module only: an event loop that saw them would sleep for so long."""
+    return SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + seconds)
 
 
 def greedy(prompt: list[int], tokens: int) -> str:
@@ -257,8 +263,7 @@ def test_probes_models_and_status(served: Served) -> None:
 
 
 def test_engine_that_makes_no_progress_is_not_healthy(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.monotonic()
-    monkeypatch.setattr("tandem_worker.server.worker.time.monotonic", lambda: now + 60)
+    monkeypatch.setattr("tandem_worker.server.worker.time", later(60))
     assert "EngineStalled" in served.worker.unhealthy()
     assert "EngineStalled" in served.worker.unready()
 
@@ -382,10 +387,10 @@ def test_command_that_is_not_the_operators_is_not_known(served: Served) -> None:
 
 def test_clocks_that_were_set_back_do_not_make_a_worker_deaf(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last command then seems to be issued later than all that come, and it is one that can't come again."""
-    now, since = time.time(), time.monotonic()
+    now = time.time()
     assert served.command(True, iat=now + 4, exp=now + 20).status_code == 200, "before they were set"
     assert served.command(False, iat=now, exp=now + 20).status_code == 403
-    monkeypatch.setattr("tandem_worker.server.admin.time.monotonic", lambda: since + 40)
+    monkeypatch.setattr("tandem_worker.server.admin.time", later(40))
     assert served.command(False, iat=now, exp=now + 20).status_code == 200
     assert not served.worker.status().speculation_enabled
 
