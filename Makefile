@@ -96,7 +96,7 @@ gpu-demo-model: venv ## SmolLM2-135M in bfloat16 and a drafter for it, into buil
 bench-load: venv ## guidellm, in an environment of its own, against a worker on the CPU (five minutes; REQUESTS=n of each run)
 	@test -x build/guidellm/bin/guidellm || { "$(shell $(SETUP) path)/bin/python" -m venv build/guidellm && \
 		ls -d "$(shell $(SETUP) path)"/lib/python3*/site-packages > $$(ls -d build/guidellm/lib/python3*/site-packages)/tandem.pth && \
-		PYTHONPATH= build/guidellm/bin/pip install --quiet --constraint constraints.txt "guidellm==0.8.1"; }
+		PYTHONPATH= build/guidellm/bin/pip install --quiet "guidellm==0.8.1"; }
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/server_load.py build/guidellm/bin/guidellm $(if $(REQUESTS),--requests $(REQUESTS))
 
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
