@@ -44,8 +44,8 @@ RUNS: list[tuple[str, str, int, dict[str, Any]]] = [
 KEPT = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency", "output_tokens_per_second")
 TOKENS = 64
 POLL_SECONDS = "5"
-"""guidellm 0.8.1 loses its last request when its wait for news times out (after 0.1 s by default) while it is being told
-that all is done: it then leaves without taking the news (`request_updates` in scheduler/worker_group.py, line 427)."""
+"""guidellm 0.8.1 loses its last request when its wait for news times out (after 0.1 s by default) while it is told that
+all is done: it then leaves without taking the news (`request_updates` in scheduler/worker_group.py, line 427)."""
 
 
 @contextmanager
@@ -105,7 +105,8 @@ def run(guidellm: Path, address: str, folder: Path, route: str, clients: int, bo
     command += ["--constraint", f"kind=max_requests,count={requests}"]
     command += ["--data", f"kind=json_file,path={PAIR / 'prompts.jsonl'}"]
     command += ["--tokenizer", f"kind=huggingface_auto,model={PAIR / 'target'}", "--output", f"kind=json,path={report}"]
-    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1", "GUIDELLM__MP_POLL_INTERVAL": POLL_SECONDS})
+    settings = {"HF_HUB_OFFLINE": "1", "GUIDELLM__MP_POLL_INTERVAL": POLL_SECONDS}
+    subprocess.run(command, check=True, env=os.environ | settings)
     return json.loads(report.read_text())["benchmarks"][0]["metrics"]
 
 
