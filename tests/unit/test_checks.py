@@ -114,8 +114,8 @@ ERRORS: list[tuple[str, Change, str]] = [
     ("TDM-DRAFTER-SHAPE", drafter_config(intermediate_size=32), "gate_proj"),
     ("TDM-DRAFTER-SHAPE", tensor("norm.weight", np.ones(HIDDEN + 1)), "norm.weight"),
     ("TDM-HEAD-DIM-GUESSED", without(config=("head_dim",)), "gives 4, the tensors say 6"),
-    ("TDM-TARGET-TENSORS-MISSING", target_config(num_hidden_layers=9), "model.layers.8."),
-    ("TDM-TARGET-SHAPE", target_config(intermediate_size=32), "and 7 like it"),
+    ("TDM-PARAMETER-MISSING", target_config(num_hidden_layers=9), "model.layers.8."),
+    ("TDM-SHAPE-DIFFERS", target_config(intermediate_size=32), "7 more of its kind"),
     # numbers
     ("TDM-DTYPE-NOT-SUPPORTED", stored_as("fc.weight", "U8"), "stored as U8"),
     ("TDM-DTYPE-UNKNOWN", drafter_config(torch_dtype="float17"), "float17"),

@@ -83,9 +83,9 @@ def kimi(folder: Path) -> Tensors:
     return load_file(folder / "model.safetensors")
 
 
-def int4(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Group 32, symmetric, packed; and what it stands for."""
-    groups = weight.unflatten(-1, (-1, 32))
+def int4(weight: Tensor, group: int = 32) -> tuple[Tensors, Tensor]:
+    """Symmetric, packed; and what it stands for."""
+    groups = weight.unflatten(-1, (-1, group))
     scale = (groups.abs().amax(-1) / 7).bfloat16()
     values = (groups / scale[..., None]).round().clamp(-8, 7).to(torch.int32)
     nibbles = (values.flatten(1) + 8).unflatten(-1, (-1, 8))

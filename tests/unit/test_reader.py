@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_worker.checkpoint import CheckpointError, TensorInfo
+from tandem_worker.checkpoint.header import rows_of
 from tandem_worker.models import reader
-from tandem_worker.models.reader import Reader, rows_of
+from tandem_worker.models.reader import Reader
 from unit.serving import wait_for
 
 SIZES = [1, 5, 64, 3, 200, 8, 40, 2]

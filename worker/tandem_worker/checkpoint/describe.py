@@ -66,7 +66,6 @@ def read_target(checkpoint: Checkpoint) -> Target:
     bias = config.boolean("attention_bias", default=family.attention_bias)
     if latent:
         refuse_settings(config, {"attention_bias": False}, "target", Verdict.COULD_NOT_CHECK)
-    quantized = any(level.has("quantization_config") or level.has("compression_config") for level in (config, top))
     return Target(
         architecture=architecture,
         layers=config.integer("num_hidden_layers"),
@@ -81,7 +80,6 @@ def read_target(checkpoint: Checkpoint) -> Target:
         mla=read_mla(config) if latent else None,
         moe=_possible(config, _read_moe(config, family)),
         gpt_oss=_read_gpt_oss(config) if family.name == "gpt_oss" else None,
-        quantized=quantized,
         **dimensions._asdict(),
     )
 

@@ -87,7 +87,6 @@ class Target:
     mla: Mla | None = None
     moe: Moe | None = None
     gpt_oss: GptOss | None = None
-    quantized: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,14 @@ class TensorInfo(NamedTuple):
     end: int
 
 
+def rows_of(info: TensorInfo, first: int, end: int) -> TensorInfo:
+    """Rows of the first dimension as a tensor of their own."""
+    row_bytes = (info.end - info.start) // info.shape[0]
+    start = info.start + first * row_bytes
+    name, shape = f"{info.name}[{first}:{end}]", (end - first, *info.shape[1:])
+    return info._replace(name=name, shape=shape, start=start, end=start + (end - first) * row_bytes)
+
+
 class ShardTensors(Mapping[str, TensorInfo]):
     """The tensors of one file by name, kept as columns: few of a large target's are ever asked for."""
 

@@ -4,6 +4,7 @@ a tensor or has one of another shape. Other engines' own loaders look at the tar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tandem_worker.checkpoint import (
@@ -16,10 +17,10 @@ from tandem_worker.checkpoint import (
     read_target,
 )
 from tandem_worker.checkpoint.describe_parts import STORED_DTYPES, declared_dtype
-from tandem_worker.checkpoint.errors import error, listed
+from tandem_worker.checkpoint.errors import error, listed, note
+from tandem_worker.checkpoint.source import UNAPPLIED, Source
 from tandem_worker.checkpoint.tensors import FLOATS
 from tandem_worker.checks.pairing import Pairing
-from tandem_worker.checks.resolution import VOCABULARY
 from tandem_worker.finding import Finding
 
 Shape = tuple[int, ...]
@@ -40,28 +41,26 @@ def narrow_reading(pairing: Pairing) -> Iterable[Finding]:
         yield from failure.findings
     served = [*unserved(target, drafter, pairing.target.checkpoint, pairing.drafter.checkpoint)]
     yield from served
+    yield from _declared_dtype("drafter", pairing.drafter.checkpoint)
+    yield from unread_weights(pairing.parameters.values())
     if not served:
-        yield from _dtypes("target", pairing.target.checkpoint, list(pairing.target.checkpoint.tensors))
-    yield from _dtypes("drafter", pairing.drafter.checkpoint, [tensor.name for tensor in pairing.parameters.values()])
-    if not served:
-        yield from _target_shapes_agree(target, pairing.target.checkpoint)
+        yield from _declared_dtype("target", pairing.target.checkpoint)
+        yield from _target_tensors(target, pairing.target.checkpoint)
 
 
 def unserved(
     target: Target, drafter: Drafter | None, target_checkpoint: Checkpoint, drafter_checkpoint: Checkpoint | None
 ) -> Iterable[Finding]:
     """What the models compute, and so the probe runs, but the engine does not serve: its cache holds plain keys and
-    values, and its weights are floats that are all in memory.
+    values, and its weights are all in memory.
     """
     reasons = []
     if target.mla or (drafter and drafter.mla):
         reasons.append("latent attention")
     if target.moe:
         reasons.append("experts")
-    if target.quantized:
-        reasons.append("quantised weights")
     if reasons:
-        checkpoint = target_checkpoint if target.moe or target.mla or target.quantized else drafter_checkpoint
+        checkpoint = target_checkpoint if target.moe or target.mla else drafter_checkpoint
         assert checkpoint is not None
         architecture = target.architecture if checkpoint is target_checkpoint or not drafter else drafter.architecture
         yield error(
@@ -70,7 +69,7 @@ def unserved(
             file=checkpoint.config.file,
             where="architectures",
             found=architecture,
-            expected="a Llama, Mistral, Qwen2 or Qwen3 target of floats, and a drafter with plain attention",
+            expected="a Llama, Mistral, Qwen2 or Qwen3 target, and a drafter with plain attention",
             action="Serve the pair with SGLang or vLLM; validate it for that engine.",
         )
 
@@ -103,40 +102,31 @@ def _beyond_shapes(whose: str, shape: Target | Drafter) -> dict[str, bool]:
     return {f"{whose}'s head_dim of {shape.head_dim}, which is none of {sizes}": shape.head_dim not in HEAD_DIMS, **odd}
 
 
-def _target_shapes_agree(target: Target, checkpoint: Checkpoint) -> Iterable[Finding]:
-    """Every tensor that the engine reads of the target is there and has its shape."""
-    expected, tensors = _target_shapes(target), checkpoint.tensors
-    missing = [name for name in expected if name not in tensors]
-    if missing:
-        yield error(
-            "TDM-TARGET-TENSORS-MISSING",
-            f"The target lacks {len(missing)} tensors that its config implies: {listed(missing)}.",
+def _target_tensors(target: Target, checkpoint: Checkpoint) -> Iterable[Finding]:
+    """Every tensor that the engine reads of the target is there, has its shape, and is stored in a way that it reads:
+    the very search that loading begins with.
+    """
+    try:
+        Source(checkpoint).stored(_target_shapes(target).items())
+    except CheckpointError as failure:
+        yield from failure.findings
+    else:
+        yield from _unapplied_scales(checkpoint)
+
+
+def _unapplied_scales(checkpoint: Checkpoint) -> Iterable[Finding]:
+    names = [name for name in checkpoint.tensors if name.rpartition(".")[2] in UNAPPLIED]
+    if names:
+        kinds = Counter(name.rpartition(".")[2] for name in names)
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        yield note(
+            "TDM-SCALES-NOT-APPLIED",
+            f"The target's files hold scales of activations or of the KV cache ({counted}); the builtin engine rounds "
+            "neither, and does not apply them.",
             file=checkpoint.path,
-            where=missing[0],
-            found=f"{len(missing)} missing",
-            expected=f"{len(expected)} tensors",
-            action="Check num_hidden_layers and that all shards are there.",
+            where=names[0],
+            found=counted,
         )
-    wrong: dict[str, list[str]] = {}
-    for name, shape in expected.items():
-        if name in tensors and tensors[name].shape != shape:
-            wrong.setdefault(name.split(".", 3)[-1] if name.startswith("model.layers.") else name, []).append(name)
-    for names in wrong.values():
-        yield _shape_differs(tensors[names[0]], expected[names[0]], len(names))
-
-
-def _shape_differs(tensor: TensorInfo, shape: Shape, count: int) -> Finding:
-    """One finding for each kind of tensor: the layers of a target are all wrong in the same way."""
-    more = f" (and {count - 1} like it)" if count > 1 else ""
-    return error(
-        "TDM-TARGET-SHAPE",
-        f"{tensor.name}{more} is {list(tensor.shape)}; the config implies {list(shape)}.",
-        file=tensor.file,
-        where=tensor.name,
-        found=list(tensor.shape),
-        expected=list(shape),
-        action="Use the config that belongs to these weights.",
-    )
 
 
 def _target_shapes(target: Target) -> Mapping[str, Shape]:
@@ -171,22 +161,25 @@ def _target_shapes(target: Target) -> Mapping[str, Shape]:
     return shapes
 
 
-def _dtypes(of: str, checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[Finding]:
-    """Floats of any width are converted when loaded; anything else means quantised weights."""
-    weights = [checkpoint.tensors[name] for name in names if name.endswith("weight") and name not in VOCABULARY]
+def unread_weights(tensors: Iterable[TensorInfo]) -> Iterable[Finding]:
+    """Of a drafter: floats of any width are converted when loaded; anything else means quantised weights."""
+    weights = [tensor for tensor in tensors if tensor.name.endswith("weight")]
     odd = [tensor for tensor in weights if tensor.dtype not in FLOATS]
     if odd:
         kinds = listed(sorted({tensor.dtype for tensor in odd}))
         yield error(
             "TDM-DTYPE-NOT-SUPPORTED",
-            f"{len(odd)} weights of the {of} are stored as {kinds}, as in {odd[0].name}; the builtin engine reads "
+            f"{len(odd)} weights of the drafter are stored as {kinds}, as in {odd[0].name}; the builtin engine reads "
             "floats.",
             file=odd[0].file,
             where=odd[0].name,
             found=kinds,
             expected=listed(FLOATS),
-            action=f"Use a {of} that is not quantised.",
+            action="Use a drafter that is not quantised.",
         )
+
+
+def _declared_dtype(of: str, checkpoint: Checkpoint) -> Iterable[Finding]:
     declared, known = declared_dtype(checkpoint.config), tuple(STORED_DTYPES.values())
     if declared and declared not in known:
         yield error(

@@ -12,6 +12,7 @@ import numpy as np
 
 from tandem_worker.checkpoint import TensorInfo
 from tandem_worker.checkpoint.errors import Details, error, note, warning
+from tandem_worker.checkpoint.source import UNAPPLIED
 from tandem_worker.checkpoint.tensors import FLOATS, read_rows, read_tensor, unwritten
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.checks.resolution import TARGET_EMBEDDING, TARGET_HEAD
@@ -26,7 +27,8 @@ def weight_values(pairing: Pairing) -> Iterable[Finding]:
     target = pairing.target.checkpoint.tensors
     tensors += [target[name] for name in EMBEDDINGS if name in target and target[name].dtype in FLOATS]
     if pairing.engine.name == "builtin":  # which runs targets of this size
-        tensors += [tensor for tensor in target.values() if len(tensor.shape) == 1 and tensor.dtype in FLOATS]
+        small = [tensor for tensor in target.values() if len(tensor.shape) == 1 and tensor.dtype in FLOATS]
+        tensors += [tensor for tensor in small if not tensor.name.endswith(UNAPPLIED)]
     empty: list[TensorInfo] = []
     for tensor in tensors:
         if unwritten(tensor):

@@ -15,12 +15,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tandem_worker.checkpoint import Checkpoint, Drafter, Target, TensorInfo
+from tandem_worker.checkpoint.source import Source, shape_differs
 from tandem_worker.checks import drafter_parameters, dropped_tensors, optional_parameters, shared_parameters
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.llama import Llama
+from tandem_worker.models.quantised import weight_of
 from tandem_worker.models.reader import read
-from tandem_worker.models.source import Source, shape_differs
 
 
 class LoadedDrafter(NamedTuple):
@@ -42,7 +43,7 @@ def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, devi
         model = FAMILIES[target.family](target)
     wanted = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]  # a tied head counts once
     stored = Source(checkpoint).stored(wanted)
-    tensors = {one.parameter: one.weight([read(part).to(device) for part in one.parts], dtype) for one in stored}
+    tensors = {one.parameter: weight_of(one, [read(part).to(device) for part in one.parts], dtype) for one in stored}
     model.load_state_dict(tensors, strict=False, assign=True)
     if target.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight  # assigning has parted them

@@ -17,6 +17,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tandem_worker.checkpoint.source import Stored
+
+
+def weight_of(stored: Stored, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """From the parts as they are stored, on any device, to the weight in `dtype`."""
+    values, *scale = tensors
+    if not scale:
+        return values.view(stored.shape).to(dtype)
+    if values.dtype == torch.uint8:
+        return mxfp4(values[0], scale[0][0]).T.to(dtype)  # stored outputs first, used inputs first
+    if values.dtype == torch.int32:
+        return unpacked(values, scale[0], stored.shape).to(dtype)
+    return scaled(values, scale[0], stored.block).to(dtype)
+
 
 def unpacked(packed: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
     """Packed integers of 4 or 8 bits -> [O, I] in the scale's dtype, rounded in it as compressed-tensors rounds."""

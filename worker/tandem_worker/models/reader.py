@@ -145,14 +145,6 @@ def read(info: TensorInfo, page_locked: bool = False) -> Tensor:
     return buffer.view(torch_dtype(info)).view(info.shape)
 
 
-def rows_of(info: TensorInfo, first: int, end: int) -> TensorInfo:
-    """Rows of the first dimension as a tensor of their own."""
-    row_bytes = _size(info) // info.shape[0]
-    start = info.start + first * row_bytes
-    name, shape = f"{info.name}[{first}:{end}]", (end - first, *info.shape[1:])
-    return info._replace(name=name, shape=shape, start=start, end=start + (end - first) * row_bytes)
-
-
 def torch_dtype(info: TensorInfo) -> torch.dtype:
     """Raises CheckpointError for a dtype that torch does not have."""
     if info.dtype not in TORCH_DTYPES:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from tandem_worker.checkpoint import Checkpoint
-from tandem_worker.models.source import Source
+from tandem_worker.checkpoint.source import Source
 from tandem_worker.probe.streamed import Streamed, mapped
 from tandem_worker.probe.wiring import View
 

@@ -25,12 +25,13 @@ from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, open_checkpoint, read_target
 from tandem_worker.checkpoint.errors import error
+from tandem_worker.checkpoint.source import EMBEDDING, NORM, Source, Stored
 from tandem_worker.finding import Verdict
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.layers import CausalAttention
 from tandem_worker.models.moe import Experts
+from tandem_worker.models.quantised import weight_of
 from tandem_worker.models.reader import Reader
-from tandem_worker.models.source import EMBEDDING, NORM, Source, Stored
 from tandem_worker.probe.stream_state import StreamState, identity_of
 from tandem_worker.probe.streamed import Streamed, check_finite, mapped
 
@@ -194,7 +195,7 @@ class _Run:
         return {name: one for (name, _), one in zip(shapes, stored, strict=True)}
 
     def take(self, stored: Stored, reader: Reader) -> Tensor:
-        return stored.weight([reader.take(part).to(self.device) for part in stored.parts], self.dtype)
+        return weight_of(stored, [reader.take(part).to(self.device) for part in stored.parts], self.dtype)
 
     def check(self, x: Tensor, index: int, weights: dict[str, Tensor]) -> None:
         named = {self.layers[index][name]: weight for name, weight in weights.items()}

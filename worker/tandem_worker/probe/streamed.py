@@ -17,9 +17,10 @@ from torch import Tensor
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, Target, TensorInfo
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.checkpoint.files import readable
+from tandem_worker.checkpoint.header import rows_of
+from tandem_worker.checkpoint.source import EMBEDDING, HEAD, Source, Stored
 from tandem_worker.finding import Verdict
-from tandem_worker.models.reader import Reader, rows_of, torch_dtype
-from tandem_worker.models.source import EMBEDDING, HEAD, Source, Stored
+from tandem_worker.models.reader import Reader, torch_dtype
 
 HEAD_BLOCK_BYTES = 128 * 2**20
 
@@ -101,10 +102,6 @@ class Streamed:
     def _stored(self, name: str) -> Stored:
         shape = self.target.vocab_size, self.target.hidden_size
         (stored,) = Source(self.checkpoint).stored([(name, shape)])
-        if len(stored.parts) > 1:
-            info = stored.parts[0]
-            message = f"{info.name} is quantised ({info.dtype}); embedding and head are read as floats only."
-            raise CheckpointError(error("TDM-QUANTIZATION-NOT-READ", message, file=info.file, where=info.name))
         return stored
 
 

@@ -23,8 +23,8 @@ from tandem_worker.checkpoint import (
     read_drafter,
     read_target,
 )
-from tandem_worker.checks import resolve
-from tandem_worker.checks.builtin import beyond_kernels, unserved
+from tandem_worker.checks import drafter_parameters, resolve
+from tandem_worker.checks.builtin import beyond_kernels, unread_weights, unserved
 from tandem_worker.contract import (
     ExitCode,
     Fingerprints,
@@ -157,6 +157,8 @@ def _open(settings: Settings) -> Pair:
     target = read_target(target_checkpoint)
     drafter = read_drafter(drafter_checkpoint, target) if drafter_checkpoint else None
     refused = [*unserved(target, drafter, target_checkpoint, drafter_checkpoint)]
+    if drafter_checkpoint and drafter:
+        refused += unread_weights(drafter_parameters(drafter_checkpoint, drafter).values())
     if refused:
         raise CheckpointError(*refused)
     lacking = beyond_kernels(target, drafter) if settings.engine.on_kernels else []
