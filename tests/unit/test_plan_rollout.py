@@ -576,6 +576,20 @@ def test_a_stable_revision_whose_record_was_deleted_speculates_again_when_the_us
     assert world.condition("SpeculationActive")[:2] == ("True", "Speculating")
 
 
+def test_a_canary_whose_record_was_deleted_is_switched_off_when_it_is_aborted() -> None:
+    """Its workers stay, for those of the stable revision, whose record was deleted as well, can't be made anew."""
+    world = served("a")
+    del world.history[world.status.stable_revision]
+    world.edit(spec("b"))
+    world.run(4)
+    canary = world.status.canary_revision
+    world.annotations["tandem.dev/abort"] = canary
+    del world.history[canary]
+    world.run(4)
+    drafting = [w.speculating for uid, w in world.workers.items() if world.pods[uid].revision == canary]
+    assert drafting == [False]
+
+
 def test_a_stable_revision_whose_record_was_deleted_makes_room_for_the_next_one() -> None:
     world = served("a", replicas=3)
     before = world.status.stable_revision

@@ -113,12 +113,10 @@ def note_commands(context: Context, status: Status, notes: Notes) -> None:
     known = {status.stable_revision, status.canary_revision, *(h.revision for h in context.observed.history)}
     for pod in context.observed.pods:
         reported = context.observed.worker(pod).status
-        if not pod.ready or pod.terminating or reported is None:
-            continue
-        if pod.revision not in known or not context.observed.speculates(pod.revision):
+        if not pod.ready or pod.terminating or reported is None or not context.observed.speculates(pod.revision):
             continue
         entry = blocked(context, status, pod.revision)
-        if reported.speculation_enabled == (entry is None):
+        if reported.speculation_enabled == (entry is None) or not (entry or pod.revision in known):
             continue
         notes.commands.append(Command(pod.uid, entry is None, entry.reason if entry else "Healthy"))
         notes.wakes.append(1.0)  # see it done
