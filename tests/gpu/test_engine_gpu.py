@@ -20,6 +20,7 @@ from tandem_worker.engine.self_test import observe
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.random_pair import llama_8b, random_pair
+from unit.eight_bits import round_layers, twin
 from unit.pairs import TINY_PAIR
 from unit.serving import Told, accepted, finish_all, generate, load_pair, prompts, submit
 
@@ -85,6 +86,19 @@ def test_random_weights_text(variant: dict[str, Any], count: Count) -> None:
     some = random_prompts(32, 200)
     plain = generate(engine(large(), speculate=False, max_batch=16), some, 48)
     count("tokens", *differing(generate(engine(large(), **variant), some, 48), plain))
+
+
+@pytest.mark.parametrize("columns", [None, 128], ids=["by output", "by block"])
+def test_text_of_a_target_in_8_bits_is_that_of_its_twin_in_bfloat16(columns: int | None, count: Count) -> None:
+    torch.manual_seed(5)
+    llama, eagle3 = random_pair(*llama_8b(layers=4), CUDA, torch.bfloat16)
+    round_layers(llama, columns)
+    some = random_prompts(32, 200)
+    expected = generate(engine((twin(llama), eagle3), speculate=False, max_batch=16), some, 48)
+    for variant in ({"speculate": False, "max_batch": 1}, *VARIANTS[1:5]):
+        made = engine((llama, eagle3), **variant)
+        assert made.runner.target.target.layers[0].qkv.weight.dtype is torch.float8_e4m3fn  # type: ignore[union-attr]
+        count(f"tokens, {variant}", *differing(generate(made, some, 48), expected))
 
 
 def test_caches_hold_the_same_bits_after_decoding_and_after_verifying(count: Count) -> None:

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from tandem_worker.kernels import attention
 from tandem_worker.kernels.attention import GROUP, Partials, Placing, Span, Tiling
-from tandem_worker.kernels.linear import PREFILL, TILES, Linear, Role
+from tandem_worker.kernels.linear import PREFILL, TILES, Linear, Role, for_8_bits
 from tandem_worker.kernels.norm import add_norm
 from tandem_worker.kernels.rope import rotate
+from unit.eight_bits import rounded
 
 if TYPE_CHECKING:
     from gpu.conftest import Count
@@ -90,6 +91,32 @@ def test_products(name: str, inputs: str, count: Count) -> None:
             differing += int((y != whole[:40]).sum())
             compared += y.numel()
     count("rows, places, tiles", differing, compared)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(None, torch.float8_e4m3fn), (128, torch.float8_e4m3fn), (None, torch.int8)],
+    ids=["fp8 by output", "fp8 by block", "int8 by output"],
+)
+@pytest.mark.parametrize("name", ["qkv", "out", "gate_up", "down"])
+def test_products_of_8_bits(name: str, columns: int | None, dtype: torch.dtype, count: Count) -> None:
+    """The bits of the bfloat16 weights that they stand for: alone, among others, in any tile."""
+    torch.manual_seed(1)
+    role, n, k = SHAPES[name]
+    weight, x = rounded(heavy(n, k), columns, dtype), heavy(ROWS, k)
+    whole = product(Linear(weight.restored(BF16), role), x, ROWS, PREFILL[role])
+    eight = Linear(weight.values, role, weight.scale)
+    differing = compared = 0
+    for rows in (1, 2, 6, 8, 16, 17, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, ROWS):
+        picked = torch.randperm(ROWS, device=DEVICE)[:rows]
+        y = product(eight, x[picked].contiguous(), rows)
+        differing += int((y != whole[picked]).sum())
+        compared += y.numel()
+    for tiles in (*TILES.values(), PREFILL):  # every tile, also where it would not be chosen
+        y = product(eight, x[:40].contiguous(), 40, for_8_bits(tiles[role]))
+        differing += int((y != whole[:40]).sum())
+        compared += y.numel()
+    count("against bfloat16 weights", differing, compared)
 
 
 def test_norm(count: Count) -> None:

@@ -29,6 +29,7 @@ from random_checkpoint import WIDE, write_target
 from tandem_worker.contract import COMMAND_ALGORITHM, ExitCode, SpeculationCommand, WorkerFailure, WorkerStatus
 from unit.pairs import TINY_PAIR
 from unit.serving import generate, prompts, wait_for
+from unit.test_quantised_serving import by_channel, written
 
 if TYPE_CHECKING:
     from gpu.conftest import Count
@@ -103,6 +104,18 @@ def worker(folder: Path, *arguments: str, path: Path | None = None) -> Iterator[
         made.process.kill()
         made.process.wait()
         made.client.close()
+
+
+def test_a_target_of_8_bits_is_served_with_the_text_of_its_twin(tmp_path: Path, count: Count) -> None:
+    texts = []
+    for folder in written(tmp_path / "targets", by_channel):
+        (tmp_path / folder.parent.name).mkdir()
+        pair = f"--target={folder}", PAIR[1]
+        with worker(tmp_path / folder.parent.name, *pair) as served:
+            wait_for(served.ready, tries=12000)
+            assert served.status().speculation_enabled
+            texts.append([served.text(prompt) for prompt in TEXTS])
+    count("texts", sum(a != b for a, b in zip(*texts, strict=True)), len(TEXTS))
 
 
 def test_text_over_http_is_the_same_with_speculation_and_without_and_while_it_is_switched(

@@ -20,6 +20,7 @@ from tandem_worker.kernels.embed import embed, join_first, join_next
 from tandem_worker.kernels.linear import Linear, Role, Tile
 from tandem_worker.kernels.norm import add_norm
 from tandem_worker.kernels.rope import rotate
+from tandem_worker.models.quantised import Kept
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of padding, which nobody stores
 
@@ -60,6 +61,30 @@ def test_product(role: Role, n: int, k: int, rows: int, tile: Tile | None) -> No
     assert parts == (1 if tile and tile.both else linear.splits)
     assert close(y[:parts].sum(0), expected)
     assert y[parts:].isnan().all()
+
+
+@pytest.mark.parametrize("tile", [None, Tile(64, 16, 128, 1, tail=16, both=True)])
+@pytest.mark.parametrize(
+    ("role", "n", "k", "blocks", "dtype"),
+    [
+        (Role.OUT, 72, 512, 4, torch.float8_e4m3fn),
+        (Role.GATE_UP, 2 * 40, 384, 3, torch.float8_e4m3fn),
+        (Role.DOWN, 40, 304, 1, torch.float8_e5m2),
+        (Role.QKV, 72, 1024, 1, torch.int8),
+    ],
+)
+def test_product_by_8_bits_is_that_by_the_weights_they_stand_for(
+    role: Role, n: int, k: int, blocks: int, dtype: torch.dtype, tile: Tile | None
+) -> None:
+    weight = Kept((torch.randn(n, k) * 30).to(dtype), (torch.rand(blocks, n) + 0.5) / 30 / k**0.5)
+    rows, x = 17, torch.randn(20, k)
+    x[rows:] = float("nan")
+    eight, twin = Linear(weight.values, role, weight.scale), Linear(weight.restored(torch.float32), role)
+    found, expected = (torch.full((2, rows, eight.outputs), float("nan")) for _ in range(2))
+    parts = eight(x, rows, found, tile)
+    assert parts == twin(x, rows, expected, tile)
+    assert close(found[:parts], expected[:parts])
+    assert found[parts:].isnan().all()
 
 
 def test_norm_adds_partials_gathers_and_captures() -> None:

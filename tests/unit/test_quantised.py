@@ -16,9 +16,10 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tandem_worker.checkpoint import CheckpointError, TensorInfo
+from tandem_worker.checkpoint.source import Stored
 from tandem_worker.finding import Verdict
 from tandem_worker.models import reader
-from tandem_worker.models.quantised import mxfp4, scaled, unpacked
+from tandem_worker.models.quantised import kept, mxfp4, scaled, unpacked
 from tandem_worker.probe.stream import stream
 from tandem_worker.probe.streamed import Streamed
 from unit.test_families import KIMI_YARN, LATENT, MODELS, close, written
@@ -58,6 +59,43 @@ def test_the_last_block_may_be_cut_off() -> None:
     scale = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     found = scaled(values, scale, (128, 128))
     assert found[[127, 127, 128, 199], [127, 128, 127, 129]].tolist() == [1, 2, 3, 4]
+
+
+KEPT = {  # scale of a matrix [200, 384] in blocks of [128, 128]; how many scales an output has
+    "one for all": (torch.rand(()) + 0.5, 1),
+    "by output": (torch.rand(200) + 0.5, 1),
+    "by output, upright": ((torch.rand(200, 1) + 0.5).bfloat16(), 1),
+    "by block": (torch.rand(2, 3) + 0.5, 3),
+    "by block of inputs": (torch.rand(1, 3) + 0.5, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("form", KEPT)
+def test_what_stays_in_8_bits_stands_for_the_weight_that_would_be_loaded(form: str, dtype: torch.dtype) -> None:
+    """In bfloat16, as on a GPU: bit by bit."""
+    values, (scale, blocks) = (torch.randn(200, 384) * 30).to(dtype), KEPT[form]
+    stays = kept(Stored("", (), (200, 384)), [values, scale])
+    assert stays is not None
+    assert stays.values is values
+    assert stays.scale.shape == (blocks, 200)
+    assert stays.scale.is_contiguous()
+    assert torch.equal(stays.restored(torch.bfloat16), scaled(values, scale, (128, 128)).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("shape", "block", "scale"),
+    [
+        ((200, 320), (128, 128), torch.ones(2, 3)),  # the last block of inputs is cut off
+        ((200, 384), (64, 64), torch.ones(4, 6)),  # narrower than a kernel's tile
+        ((200, 400), (128, 200), torch.ones(2, 2)),  # borders that no tile has
+        ((200, 24), (128, 128), torch.ones(1)),  # rows that the copy engine does not take
+    ],
+)
+def test_what_kernels_do_not_multiply_by_does_not_stay(
+    shape: tuple[int, int], block: tuple[int, int], scale: Tensor
+) -> None:
+    assert kept(Stored("", (), shape, block), [torch.ones(shape).to(torch.float8_e4m3fn), scale]) is None
 
 
 def blocks_and_scales(*shape: int) -> tuple[Tensor, Tensor]:

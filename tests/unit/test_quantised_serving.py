@@ -14,12 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tandem_worker.checkpoint import open_checkpoint, read_target
 from tandem_worker.checks.judge import judge, open_pairing
 from tandem_worker.engines import load
 from tandem_worker.finding import Finding, Severity, Verdict
+from tandem_worker.models.layers import Linear
+from tandem_worker.models.load import load_target
 from tandem_worker.server.start import CannotStart, start
 from unit.pairs import TINY_PAIR, copy_of
-from unit.serving import accepted, generate, load_pair, make_engine, prompts, tiny_settings
+from unit.serving import CPU, accepted, generate, load_pair, make_engine, prompts, tiny_settings
 from unit.test_quantised import Quantise, Tensors, int4
 
 BLOCK = [64, 48]  # of the tiny pair's widths 96 and 144: the last ones are cut off
@@ -95,6 +98,17 @@ def test_weights_are_those_that_it_stands_for(tmp_path: Path, form: str) -> None
     stored, meant = written(tmp_path, FORMS[form])
     assert same_weights(stored, meant)
     assert not same_weights(stored, TINY_PAIR / "target")  # something was rounded
+
+
+def test_on_a_gpu_weights_of_8_bits_stay_so_and_stand_for_the_same_weights(tmp_path: Path) -> None:
+    stored, meant = written(tmp_path, by_channel)
+    checkpoint = open_checkpoint(stored)
+    llama = load_target(checkpoint, read_target(checkpoint), torch.bfloat16, CPU, keep_8_bits=True)
+    twin = dict(load_pair(meant, DRAFTER)[0].named_parameters())
+    matrices = {name: module for name, module in llama.named_modules() if isinstance(module, Linear)}
+    assert {name for name, module in matrices.items() if module.weight.itemsize > 1} == {"lm_head"}
+    for name, module in matrices.items():
+        assert torch.equal(module.plain(torch.bfloat16), twin[f"{name}.weight"].bfloat16()), name
 
 
 def test_text_is_that_of_the_weights_it_stands_for_with_speculation_and_without(tmp_path: Path) -> None:

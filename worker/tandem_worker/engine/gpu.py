@@ -28,6 +28,11 @@ def keep_kernels() -> None:
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "triton"))
 
 
+def multiplies_8_bits() -> bool:
+    """Whether the GPU converts FP8 itself: from compute capability 8.9 on. Elsewhere the kernels do not compile."""
+    return torch.cuda.get_device_capability() >= (8, 9)
+
+
 def claim(fraction: float | None) -> None:
     """Sees to it that there is a GPU, and that `fraction` of its memory is free; the process takes no more than that.
 

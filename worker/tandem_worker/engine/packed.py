@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem_worker.kernels.linear import Linear, Role
+from tandem_worker.models import layers as models
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.layers import MLP, Attention, Rope
 from tandem_worker.models.llama import Llama
@@ -131,10 +132,10 @@ def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor)
     if attention.q_norm is not None and attention.k_norm is not None:
         head_gains = attention.q_norm.weight, attention.k_norm.weight
     return Layer(
-        Linear(_pack(projections), Role.QKV),
-        Linear(attention.o_proj.weight, Role.OUT),
-        Linear(_pack([mlp.gate_proj, mlp.up_proj]), Role.GATE_UP),
-        Linear(mlp.down_proj.weight, Role.DOWN),
+        _pack(projections, Role.QKV, input_gain.dtype),
+        _pack([attention.o_proj], Role.OUT, input_gain.dtype),
+        _pack([mlp.gate_proj, mlp.up_proj], Role.GATE_UP, input_gain.dtype),
+        _pack([mlp.down_proj], Role.DOWN, input_gain.dtype),
         input_gain,
         mlp_gain,
         torch.cat(biases) if biases else None,
@@ -142,11 +143,20 @@ def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor)
     )
 
 
-def _pack(linears: Sequence[nn.Linear]) -> Tensor:
-    packed = torch.cat([linear.weight for linear in linears])
+def _pack(linears: Sequence[models.Linear], role: Role, dtype: torch.dtype) -> Linear:
+    """One matrix, in 8 bits where all are so in the same way; else in `dtype`."""
+    if len({(linear.weight.dtype, len(linear.scale) if linear.scale is not None else 0) for linear in linears}) > 1:
+        for linear in linears:
+            linear.weight, linear.scale = nn.Parameter(linear.plain(dtype), requires_grad=False), None
+    scales = [linear.scale for linear in linears if linear.scale is not None]
+    scale = torch.cat(scales, 1) if scales else None  # [blocks, all outputs]
+    if len(linears) == 1:
+        return Linear(linears[0].weight, role, scale)
+    packed = torch.cat([linear.weight.view(torch.uint8) for linear in linears]).view(linears[0].weight.dtype)
     first = 0
     for linear in linears:
-        rows = linear.out_features
-        linear.weight = nn.Parameter(packed[first : first + rows], requires_grad=False)
-        first += rows
-    return packed
+        rows = slice(first, first + linear.out_features)
+        linear.weight = nn.Parameter(packed[rows], requires_grad=False)
+        linear.scale = scale[:, rows] if scale is not None else None
+        first = rows.stop
+    return Linear(packed, role, scale)

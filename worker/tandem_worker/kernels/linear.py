@@ -99,15 +99,26 @@ INTERPRETED = Tile(32, 16, 32, 1)
 """Small, so that a test meets tiles that are not full."""
 
 
-def tile_for(role: Role, rows: int, k_split: int) -> Tile:
+def tile_for(role: Role, rows: int, k_split: int, of_8_bits: bool = False) -> Tile:
     if is_interpreted():
         return INTERPRETED
     bucket = next((bucket for bucket in TILES if rows <= bucket), None)
     tile = TILES[bucket][role] if bucket else PREFILL[role]
+    if of_8_bits:
+        return for_8_bits(tile)
     fits = k_split % tile.k == 0 and k_split // tile.k >= tile.stages
     if tile.gluon and not (fits and is_hopper()):
         tile = replace(tile, gluon=False, lag=False, k=64, stages=3)
     return tile
+
+
+def for_8_bits(tile: Tile) -> Tile:
+    """Triton's own pipeline, because weights pass through registers on their way from shared memory. Chosen by what
+    compiles for Hopper without spills, not by timing: no speed of these tiles was measured."""
+    if tile.m + tile.tail <= 64:
+        return Tile(64, tile.m, 128, 4)
+    stages = min(tile.stages, 4)
+    return replace(tile, k=64, stages=stages, gluon=False, lag=False)
 
 
 def k_splits(role: Role, k: int) -> int:
@@ -117,10 +128,11 @@ def k_splits(role: Role, k: int) -> int:
 
 @dataclass
 class Linear:
-    """W [N, K], contiguous; for GATE_UP gate above up."""
+    """W [N, K], contiguous; for GATE_UP gate above up. Of 8 bits with `scale` [blocks of K, N] float32."""
 
     weight: Tensor
     role: Role
+    scale: Tensor | None = None
     splits: int = field(init=False)
     outputs: int = field(init=False)
     _descriptors: dict[Any, Any] = field(default_factory=dict)
@@ -136,20 +148,27 @@ class Linear:
         x is a whole buffer, so that it is described to the copy engine once; rows behind `rows` are read and dropped.
         """
         k_split = self.weight.shape[1] // self.splits
-        tile = tile or tile_for(self.role, rows, k_split)
+        tile = tile or tile_for(self.role, rows, k_split, self.scale is not None)
         here = self.splits if tile.both else 1
         grid = (cdiv(rows, tile.m + tile.tail), cdiv(self.outputs, tile.n), self.splits // here)
         w_desc = self._descriptor(self.weight, tile.n, tile.k, tile.gluon)
         x_desc = self._descriptor(x, tile.m, tile.k, tile.gluon)
         tail_desc = self._descriptor(x, tile.tail, tile.k, tile.gluon) if tile.tail else x_desc
-        constants = {"TILE_N": tile.n, "TILE_M": tile.m, "TAIL_M": tile.tail, "TILE_K": tile.k, "STAGES": tile.stages}
+        constants: dict[str, Any] = {
+            "TILE_N": tile.n,
+            "TILE_M": tile.m,
+            "TAIL_M": tile.tail,
+            "TILE_K": tile.k,
+            "STAGES": tile.stages,
+        }
         kernel: Any = gemm
         if tile.gluon:
             from tandem_worker.kernels.gemm_hopper import gemm_hopper as kernel  # not for the interpreter
 
             constants["LAG"] = int(tile.lag)
         else:
-            constants["SPLITS"] = here
+            scale_k = 0 if self.scale is None else self.weight.shape[1] // len(self.scale)
+            constants |= {"SPLITS": here, "scale_ptr": y if self.scale is None else self.scale, "SCALE_K": scale_k}
         gated = self.role is Role.GATE_UP
         arguments = (w_desc, x_desc, tail_desc, y, rows, self.outputs, k_split)
         launch(kernel, grid, *arguments, warps=tile.warps, GATED=gated, **constants)

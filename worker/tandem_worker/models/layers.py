@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem_worker.checkpoint.description import RopeScaling
+from tandem_worker.models.quantised import Kept
 from tandem_worker.models.rope import attention_factor, frequencies
 
 
@@ -68,13 +69,24 @@ class Linear(nn.Linear):
 
     BLAS picks another kernel, and so another order of summation, for another number of rows; one product over all N * R
     rows would make a row's bits depend on how many requests happen to run.
+
+    A weight may be kept in 8 bits, with a scale: a GPU's kernels multiply by it, here it is restored each time.
     """
+
+    scale: Tensor | None  # [blocks, outputs] float32, see `quantised.Kept`
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
+        self.register_buffer("scale", None, persistent=False)
+
+    def keep(self, kept: Kept) -> None:
+        self.weight, self.scale = nn.Parameter(kept.values, requires_grad=False), kept.scale
+
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        return self.weight if self.scale is None else Kept(self.weight, self.scale).restored(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.bmm(x, self.weight.t().expand(len(x), -1, -1))
+        y = torch.bmm(x, self.plain(x.dtype).t().expand(len(x), -1, -1))
         return y if self.bias is None else y + self.bias
 
 

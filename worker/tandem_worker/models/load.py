@@ -6,6 +6,7 @@ fails.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,8 +21,12 @@ from tandem_worker.checks import drafter_parameters, dropped_tensors, optional_p
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.llama import Llama
-from tandem_worker.models.quantised import weight_of
+from tandem_worker.models.quantised import kept, weight_of
 from tandem_worker.models.reader import read
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
 
 
 class LoadedDrafter(NamedTuple):
@@ -34,20 +39,33 @@ class LoadedDrafter(NamedTuple):
     dropped: tuple[str, ...]
 
 
-def load_target(checkpoint: Checkpoint, target: Target, dtype: torch.dtype, device: torch.device) -> Llama:
-    """The whole target in memory, of any family; quantised weights become `dtype`.
+def load_target(
+    checkpoint: Checkpoint, target: Target, dtype: torch.dtype, device: torch.device, keep_8_bits: bool = False
+) -> Llama:
+    """The whole target in memory, of any family. Quantised weights become `dtype`; with `keep_8_bits` those of 8 bits
+    stay so where the kernels can multiply by them.
 
     Raises CheckpointError when a parameter is missing or has another shape than the config says.
     """
     with torch.device("meta"):
-        model = FAMILIES[target.family](target)
+        model = FAMILIES[target.family](target).requires_grad_(False).eval()
     wanted = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]  # a tied head counts once
     stored = Source(checkpoint).stored(wanted)
-    tensors = {one.parameter: weight_of(one, [read(part).to(device) for part in one.parts], dtype) for one in stored}
+    tensors = {}
+    for one in stored:
+        parts = [read(part).to(device) for part in one.parts]
+        stays = kept(one, parts) if keep_8_bits else None
+        if stays is None:
+            tensors[one.parameter] = weight_of(one, parts, dtype)
+        else:
+            model.get_submodule(one.parameter.removesuffix(".weight")).keep(stays)  # type: ignore[operator]
     model.load_state_dict(tensors, strict=False, assign=True)
     if target.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight  # assigning has parted them
-    return model.requires_grad_(False).eval()
+    sizes = {weight.data_ptr(): weight.nbytes for weight in model.parameters()}
+    small = sum(weight.nbytes for weight in model.parameters() if weight.itemsize == 1)
+    log.info("The target's weights take %.2f GiB, %.2f GiB of it in 8 bits", sum(sizes.values()) / GIB, small / GIB)
+    return model
 
 
 def load_drafter(

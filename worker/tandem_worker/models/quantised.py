@@ -13,6 +13,7 @@ O outputs, I inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,39 @@ def weight_of(stored: Stored, tensors: Sequence[Tensor], dtype: torch.dtype) -> 
     if values.dtype == torch.int32:
         return unpacked(values, scale[0], stored.shape).to(dtype)
     return scaled(values, scale[0], stored.block).to(dtype)
+
+
+class Kept(NamedTuple):
+    """A weight that stays in 8 bits, as a GPU's kernels multiply by it."""
+
+    values: Tensor  # [O, I] float8 or int8
+    scale: Tensor  # [blocks, O] float32: of every output, for each block of I / blocks inputs
+
+    def restored(self, dtype: torch.dtype) -> Tensor:
+        """[O, I]: the products in float32, rounded once, as `kernels.gemm` makes them."""
+        blocks = self.values.float().unflatten(1, (len(self.scale), -1))  # [O, blocks, I / blocks]
+        return (blocks * self.scale.T[..., None]).flatten(1).to(dtype)
+
+
+KEPT_COLUMNS = 128
+"""Blocks of inputs with scales of their own are multiples of this, so that no tile of a kernel lies in two."""
+
+
+def kept(stored: Stored, tensors: Sequence[Tensor]) -> Kept | None:
+    """None for what kernels do not multiply by: it is to be restored when it is loaded."""
+    values, *scales = tensors
+    if not scales or values.dtype.itemsize > 1 or values.dtype == torch.uint8 or values.shape[1] % 16:
+        return None  # the copy engine wants rows that begin at multiples of 16 bytes
+    (outputs, inputs), (rows, columns) = values.shape, stored.block
+    grid = scales[0].float()
+    grid = grid.view(-1, 1) if grid.ndim < 2 else grid  # [1 or O or blocks of O, blocks]
+    if grid.shape[1] > 1 and (columns % KEPT_COLUMNS or grid.shape[1] * columns != inputs):
+        return None
+    if grid.shape[0] == 1:
+        grid = grid.expand(outputs, -1)
+    elif grid.shape[0] != outputs:
+        grid = grid.repeat_interleave(rows, 0)[:outputs]  # the last block may be cut off
+    return Kept(values, grid.T.contiguous())
 
 
 def unpacked(packed: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:

@@ -34,7 +34,7 @@ from tandem_worker.contract import (
     WorkerFailure,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.gpu import GpuProblem, claim, explained, keep_kernels
+from tandem_worker.engine.gpu import GpuProblem, claim, explained, keep_kernels, multiplies_8_bits
 from tandem_worker.engine.measure import measure
 from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time_plain_steps
@@ -116,7 +116,8 @@ def _start(settings: Settings) -> Worker:
         claim(settings.gpu_memory_fraction)
     vocabulary = Vocabulary(_read_tokenizer(settings.target), pair.target.vocab_size)
     device, dtype = torch.device(settings.engine.device), settings.engine.dtype
-    llama = load_target(pair.target_checkpoint, pair.target, dtype, device)
+    keep_8_bits = settings.on_gpu and multiplies_8_bits()
+    llama = load_target(pair.target_checkpoint, pair.target, dtype, device, keep_8_bits)
     loaded = None
     if pair.drafter_checkpoint and pair.drafter:
         loaded = load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device)
