@@ -19,7 +19,7 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help e2e gpu-demo-model bench-load bench-trees bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
+.PHONY: help e2e gpu-demo-model bench-load bench-trees bench-service bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,10 @@ bench-load: venv ## guidellm, in an environment of its own, against a worker on 
 		ls -d "$(shell $(SETUP) path)"/lib/python3*/site-packages > $$(ls -d build/guidellm/lib/python3*/site-packages)/tandem.pth && \
 		PYTHONPATH= build/guidellm/bin/pip install --quiet "guidellm==0.8.1"; }
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/server_load.py build/guidellm/bin/guidellm $(if $(REQUESTS),--requests $(REQUESTS))
+
+bench-service: venv ## the GPU engine in service: sweep of speculation off, fixed, auto; mixed load (DEVICE=cpu for a look, PAIR=folder, OUT=file, ARGS)
+	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/benchmarks" "$(shell $(SETUP) path)/bin/python" benchmarks/h200_service.py \
+		$(if $(DEVICE),--device $(DEVICE)) $(if $(PAIR),--pair "$(PAIR)") --out "$(or $(OUT),build/h200-service.json)" $(ARGS)
 
 bench-trees: venv ## would trees of drafts pay: the tiny pair's acceptance by rank, set against measured costs of rows (a minute)
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/benchmarks" "$(shell $(SETUP) path)/bin/python" benchmarks/trees.py

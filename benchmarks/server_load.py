@@ -12,27 +12,18 @@ import argparse
 import json
 import os
 import platform
-import shutil
-import socket
 import subprocess
-import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from provenance import provenance
-from tandem_worker.contract import Metric
+from served import chattable, served
 
 ROOT = Path(__file__).parents[1]
 PAIR = ROOT / "examples" / "tiny-pair"
 RESULT = ROOT / "benchmarks" / "results" / "server-load-cpu.json"
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.2}
 RUNS: list[tuple[str, str, int, dict[str, Any]]] = [
     ("completions, greedy", "/v1/completions", 1, {"temperature": 0}),
@@ -48,59 +39,18 @@ POLL_SECONDS = "5"
 all is done: it then leaves without taking the news (`request_updates` in scheduler/worker_group.py, line 427)."""
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of a worker, with a chat template."""
-    target = folder / "target"
-    shutil.copytree(PAIR / "target", target)
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tandem_worker", "serve", f"--target={target}", f"--drafter={PAIR / 'drafter'}"]
-    command += ["--model=tiny", "--host=127.0.0.1", f"--port={port}", "--draft-length=4"]
-    address = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as worker:
-        try:
-            while not _ready(address):
-                assert worker.poll() is None, "the worker ended; run `tandem-worker serve` by hand to see why"
-                time.sleep(0.5)
-            yield address
-        finally:
-            worker.terminate()
-
-
-def _ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/health") as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def ended(address: str) -> dict[str, int]:
-    """Requests that the worker has ended so far, by outcome."""
-    with urllib.request.urlopen(f"{address}/metrics") as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    counts: dict[str, int] = {}
-    for sample in (sample for family in families for sample in family.samples if sample.name == Metric.REQUESTS):
-        outcome = sample.labels["outcome"]
-        counts[outcome] = counts.get(outcome, 0) + int(sample.value)
-    return counts
-
-
 def run(guidellm: Path, address: str, folder: Path, route: str, clients: int, body: dict, requests: int) -> Any:
     """guidellm's own report of one run."""
     report = folder / "report.json"
     backend = {
         "kind": "openai_http",
         "target": address,
-        "model": "tiny",
+        "model": "it",
         "request_format": route,
         "max_tokens": TOKENS,
         "extras": {"body": body},
     }
-    command = [guidellm, "run", "--backend", json.dumps(backend), "--disable-console"]
+    command: list[str | Path] = [guidellm, "run", "--backend", json.dumps(backend), "--disable-console"]
     command += ["--profile", f"kind=concurrent,streams={clients}"]
     command += ["--constraint", f"kind=max_requests,count={requests}"]
     command += ["--data", f"kind=json_file,path={PAIR / 'prompts.jsonl'}"]
@@ -126,13 +76,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=48, help="of each run")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory() as name, served(Path(name)) as address:
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name, ExitStack() as held:
+        folder = Path(name)
+        target, drafter = chattable(PAIR / "target", folder), PAIR / "drafter"
+        worker = held.enter_context(served(target, drafter, folder / "log", "--draft-length=4"))
         for label, route, clients, body in RUNS:
-            before = ended(address)
-            metrics = run(arguments.guidellm, address, Path(name), route, clients, body, arguments.requests)
-            served_here = {outcome: count - before[outcome] for outcome, count in ended(address).items()}
-            about_run = {"run": label, "clients": clients, "body": body, "ended_by_worker": served_here}
+            before = worker.read().ended()
+            metrics = run(arguments.guidellm, worker.address, folder, route, clients, body, arguments.requests)
+            ended = {outcome: count - before[outcome] for outcome, count in worker.read().ended().items()}
+            about_run = {"run": label, "clients": clients, "body": body, "ended_by_worker": ended}
             rows.append(about_run | figures(metrics))
             print(json.dumps(rows[-1]), flush=True)
     shown = subprocess.run([arguments.guidellm, "--version"], capture_output=True, text=True, check=True).stdout

@@ -87,6 +87,8 @@ class Metric(_Described):
         "Estimated speed with speculation over speed without, from step times; NaN until both were timed"
     RUNNING = "tandem_running_requests", Kind.GAUGE, "revision", "requests", "Requests that hold pages"
     WAITING = "tandem_waiting_requests", Kind.GAUGE, "revision", "requests", "Requests that wait for a place"
+    FREE_PAGES = "tandem_cache_free_pages", Kind.GAUGE, "revision", "pages", \
+        "Pages of the cache, of 64 tokens each, that no running request holds; all of them when nothing runs"
     GRAPHS = "tandem_cuda_graphs", Kind.GAUGE, "revision", "0 or 1", \
         "Whether every round is a CUDA graph; 0 on a CPU, or when one could not be captured"
     BUILD = "tandem_build_info", Kind.GAUGE, "component version", "1", "Always 1; the version is in the label"

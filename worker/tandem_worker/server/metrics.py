@@ -58,6 +58,7 @@ class Metrics:
         self.speculating = self._gauge(Metric.SPECULATION_ENABLED)
         self.draft_length = self._gauge(Metric.DRAFT_LENGTH)
         self.graphs = self._gauge(Metric.GRAPHS)
+        self.free_pages = self._gauge(Metric.FREE_PAGES)
         self._running, self._waiting = self._gauge(Metric.RUNNING), self._gauge(Metric.WAITING)
         self._gauge(Metric.SPEEDUP).set_function(lambda: speedup.value)
 

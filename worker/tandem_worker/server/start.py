@@ -133,6 +133,7 @@ def _start(settings: Settings) -> Worker:
         engine.adapt(measure(engine, prompts[0]))
     metrics = Metrics(settings.revision, settings.engine.draft_length, settings.engine.max_batch, speedup)
     metrics.graphs.set_function(lambda: settings.on_gpu and not engine.degraded)
+    metrics.free_pages.set_function(lambda: engine.pages.free)
     metrics.draft_length.set(engine.length if loaded else 0)
     engine.recorder = metrics
     identity = Identity(

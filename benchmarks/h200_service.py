@@ -1,0 +1,283 @@
+"""The builtin engine in service: real requests over HTTP to real workers, how fast and for how long.
+
+    make bench-service                     # on the GPU, the tiny pair; PAIR=folder with target/ and drafter/
+    make bench-service DEVICE=cpu          # a look
+
+sweep   Four workers of one pair: speculation off, K = 3, K = 5, `auto`. At each batch size so many clients ask without
+        a pause, one worker after the other, three times round, so that the card's moods fall on all alike. Tokens per
+        second are those that the worker counted between two looks. Bar: `auto` is never slower than off. On a CPU that
+        other work shares, tokens per second of the worker's CPU time say more.
+
+load    One worker with `auto`, and more clients than it lets wait, for some minutes, of the requests in `service_plan`.
+        Every request must be accounted for, on both sides; nothing stuck; known texts as ever; memory flat; all pages
+        free in the end.
+
+Each run of this adds a piece to the JSON (a machine may be had for ten minutes at a time only); what the pieces say
+together stands under `load_total`. Bars that are missed are told and do not end the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+
+from provenance import provenance
+from served import Readings, Served, chattable, gpu_mib, resident_mib, served
+from service_client import ask
+from service_plan import Account, Asked, End, Schedule, joined, trend
+from tandem_worker.contract import Metric
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "examples" / "tiny-pair"
+MODES = {
+    "off": ("--no-speculation", "--draft-length=5"),
+    "k3": ("--draft-length=3",),
+    "k5": ("--draft-length=5",),
+    "auto": ("--draft-length=auto",),
+}
+SWEEP_TOKENS, SWEEP_ROUNDS, SETTLE_SECONDS = 128, 3, 0.5
+LOAD_BATCH, LOAD_WAITING = {"cuda": 32, "cpu": 8}, 8
+SAMPLE_SECONDS, EMPTY_SECONDS, WARM_SHARE = 1.0, 30, 0.25
+
+
+@asynccontextmanager
+async def clients(worker: Served, count: int, texts: Sequence[str]) -> AsyncIterator[None]:
+    """So many, who each ask for one answer after the other until the block ends. Raises RuntimeError when one fails."""
+
+    async def one(session: aiohttp.ClientSession, number: int) -> None:
+        while True:
+            number += count
+            text = f"{number} {texts[number % len(texts)]}"[:SWEEP_TOKENS]
+            body = {"prompt": text, "max_tokens": SWEEP_TOKENS, "temperature": 0, "ignore_eos": True}
+            outcome = await ask(session, "it", Asked("/v1/completions", body))
+            if outcome.end is not End.FINISHED:
+                raise RuntimeError(f"a client of the sweep: {outcome}")
+
+    async with aiohttp.ClientSession(worker.address, connector=aiohttp.TCPConnector(limit=0)) as session:
+        tasks = [asyncio.create_task(one(session, number)) for number in range(count)]
+        try:
+            yield
+        finally:
+            failed = [task.exception() for task in tasks if task.done()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if failed:
+            raise RuntimeError("clients ended") from failed[0]
+
+
+async def window(worker: Served, batch: int, seconds: float, texts: Sequence[str]) -> dict[str, float]:
+    async with clients(worker, batch, texts):
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = await asyncio.to_thread(worker.read)
+        await asyncio.sleep(seconds)
+        after = await asyncio.to_thread(worker.read)
+    took = after.at - before.at
+
+    def grown(name: str, **labels: str) -> float:
+        return after.total(name, **labels) - before.total(name, **labels)
+
+    generated, drafts = grown(Metric.GENERATED_TOKENS), grown(Metric.DRAFTS)
+    phases = ("verify", "plain", "draft")
+    seconds_of_rounds = sum(grown(f"{Metric.STEP_SECONDS}_sum", phase=phase) for phase in phases)
+    return {
+        "tokens_per_second": generated / took,
+        "tokens_per_cpu_second": generated / (after.cpu_seconds - before.cpu_seconds),
+        "accept_length": 1 + grown(Metric.ACCEPTED_TOKENS) / drafts if drafts else 1.0,
+        "draft_length": grown(Metric.DRAFT_TOKENS) / drafts if drafts else 0.0,
+        "undrafted_share": grown(Metric.UNDRAFTED_TOKENS) / generated if generated else 0.0,
+        "rounds_share_of_time": seconds_of_rounds / took,
+    }
+
+
+def swept(batch: int, found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """The median of each mode's windows, and the bar."""
+    modes: dict[str, dict[str, Any]] = {}
+    for mode, windows in found.items():
+        modes[mode] = {name: round(statistics.median(one[name] for one in windows), 3) for name in windows[0]}
+        modes[mode]["windows"] = [round(one["tokens_per_second"]) for one in windows]
+
+    def over_off(name: str) -> dict[str, float]:
+        return {mode: round(modes[mode][name] / modes["off"][name], 4) for mode in MODES if mode != "off"}
+
+    ratios = over_off("tokens_per_second")
+    by_cpu = over_off("tokens_per_cpu_second")
+    bar = {"auto_never_slower_than_off": ratios["auto"] >= 1}
+    return {"batch": batch, **bar, "over_off": ratios, "over_off_by_cpu_time": by_cpu, **modes}
+
+
+def sweep(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> list[dict[str, Any]]:
+    most = max(options.batches)
+    common = (f"--device={options.device}", f"--max-batch={most}", f"--kv-cache-tokens={most * 512}")
+    with ExitStack() as held:
+        # One after the other: `auto` measures costs when it starts.
+        workers = {
+            mode: held.enter_context(
+                served(options.target, options.drafter, folder / f"{mode}.log", *common, *arguments)
+            )
+            for mode, arguments in MODES.items()
+        }
+        rows = []
+        for batch in options.batches:
+            found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+            for _ in range(SWEEP_ROUNDS):
+                for mode, worker in workers.items():
+                    found[mode].append(asyncio.run(window(worker, batch, options.seconds, texts)))
+            rows.append(swept(batch, found))
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: float) -> Account:
+    """All clients take from one schedule until the time is up, and end what they have begun."""
+    account, left, until = Account(), iter(schedule), time.monotonic() + seconds
+
+    async def one(session: aiohttp.ClientSession) -> None:
+        while time.monotonic() < until:
+            asked = next(left)
+            outcome = await ask(session, "it", asked)
+            account.add(asked, outcome)
+            if outcome.end is End.REFUSED:
+                await asyncio.sleep(1)  # as Retry-After says
+
+    async with aiohttp.ClientSession(worker.address, connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(one(session) for _ in range(clients)))
+    return account
+
+
+async def sampled(worker: Served, samples: list[dict[str, Any]]) -> None:
+    """Memory, once a second, for ever."""
+    started = time.monotonic()
+    while True:
+        gpu = await asyncio.to_thread(gpu_mib)
+        at = time.monotonic() - started
+        samples.append({"seconds": round(at, 1), "host_mib": resident_mib(worker.pid), "gpu_mib": gpu})
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def emptied(worker: Served) -> Readings:
+    """What the worker says when nothing runs or waits any more, or after EMPTY_SECONDS."""
+    until = time.monotonic() + EMPTY_SECONDS
+    while True:
+        now = await asyncio.to_thread(worker.read)
+        if not now.total(Metric.RUNNING) + now.total(Metric.WAITING) or time.monotonic() > until:
+            return now
+        await asyncio.sleep(0.2)
+
+
+async def loaded(worker: Served, schedule: Schedule, clients: int, seconds: float) -> dict[str, Any]:
+    samples: list[dict[str, Any]] = []
+    before = worker.read()
+    sampler = asyncio.create_task(sampled(worker, samples))
+    account = await pressed(worker, schedule, clients, seconds)
+    sampler.cancel()
+    after = await emptied(worker)
+    ended = {name: count - before.ended()[name] for name, count in after.ended().items()}
+    refused = int(after.total(Metric.REFUSED) - before.total(Metric.REFUSED))
+    pages = [int(readings.total(Metric.FREE_PAGES)) for readings in (before, after)]
+    disagreements = account.disagreements(ended, refused)
+    bars = {
+        "every_request_accounted_for": not disagreements and not account.ends[End.WRONG],
+        "nothing_stuck": not account.ends[End.STUCK] and not after.total(Metric.RUNNING) + after.total(Metric.WAITING),
+        "pages_free_as_at_the_start": pages[0] == pages[1],
+    }
+    memory: dict[str, Any] = {}
+    for name in ("host_mib", "gpu_mib"):
+        line = [(one["seconds"], one[name]) for one in samples if one[name] is not None]
+        found = trend(line, WARM_SHARE * seconds)
+        if found:
+            memory[name] = {k: round(v, 2) for k, v in found._asdict().items()} | {"flat": found.flat}
+            bars[f"{name}_flat"] = found.flat
+    return {
+        "minutes": round(seconds / 60, 2),
+        "clients": clients,
+        "requests": dict(account.ends),
+        "choices": dict(account.choices),
+        "worker_ended": ended,
+        "worker_refused": refused,
+        "known_texts_compared": account.known_asked,
+        "tokens_seen": account.tokens,
+        "problems": (disagreements + account.problems)[:20],
+        "free_pages": pages,
+        "memory_after_warm_up": memory,
+        "bars": bars,
+        "first_token": account.first.counts,
+        "between_events": account.between_events.counts,
+        "between_tokens": account.between_tokens.counts,
+    }
+
+
+def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    batch = LOAD_BATCH[options.device]
+    arguments = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
+    with served(options.target, options.drafter, folder / "load.log", *arguments, "--draft-length=auto") as worker:
+        context = context_of(worker)
+        schedule = Schedule(options.seed, texts, min(context, 2048))
+        return asyncio.run(loaded(worker, schedule, batch + LOAD_WAITING + 4, options.minutes * 60))
+
+
+def context_of(worker: Served) -> int:
+    async def asked() -> int:
+        async with aiohttp.ClientSession(worker.address) as session, session.get("/v1/models") as answer:
+            return int((await answer.json())["data"][0]["max_model_len"])
+
+    return asyncio.run(asked())
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    card = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} cores {platform.machine()}"
+    return {
+        "pair": options.pair.name,
+        "device": card,
+        "load_of_machine_before": round(os.getloadavg()[0], 1),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **provenance("torch", "aiohttp"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["sweep", "load"], choices=["sweep", "load"])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--pair", type=Path, default=TINY, help="folder with target/ and drafter/")
+    parser.add_argument("--batches", type=lambda text: [*map(int, text.split(","))], default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each of the sweep's windows")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of the load")
+    parser.add_argument("--seed", type=int, default=0, help="of the load: another one for each piece")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    prompts = (TINY / "prompts.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["prompt"] for line in prompts]
+    report: dict[str, Any] = {"command": "make bench-service"}
+    if options.out.exists():
+        report = json.loads(options.out.read_text())
+    with tempfile.TemporaryDirectory() as name:
+        options.target, options.drafter = chattable(options.pair / "target", Path(name)), options.pair / "drafter"
+        if "sweep" in options.parts:
+            piece = about(options) | {"rows": sweep(options, Path(name), texts)}
+            report.setdefault("sweeps", []).append(piece)
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
+        if "load" in options.parts:
+            piece = about(options) | {"seed": options.seed, **load(options, Path(name), texts)}
+            report.setdefault("loads", []).append(piece)
+            report["load_total"] = joined(report["loads"])
+            print(json.dumps({name: piece[name] for name in ("requests", "problems", "bars")}))
+            print(json.dumps(report["load_total"], indent=1))
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
