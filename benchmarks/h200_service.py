@@ -250,7 +250,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["sweep", "load"], choices=["sweep", "load"])
+    parser.add_argument("--only", choices=["sweep", "load"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--pair", type=Path, default=TINY, help="folder with target/ and drafter/")
     parser.add_argument("--batches", type=lambda text: [*map(int, text.split(","))], default=[1, 2, 4, 8, 16, 32, 64])
@@ -266,11 +266,11 @@ def main() -> None:
         report = json.loads(options.out.read_text())
     with tempfile.TemporaryDirectory() as name:
         options.target, options.drafter = chattable(options.pair / "target", Path(name)), options.pair / "drafter"
-        if "sweep" in options.parts:
+        if options.only != "load":
             piece = about(options) | {"rows": sweep(options, Path(name), texts)}
             report.setdefault("sweeps", []).append(piece)
             options.out.write_text(json.dumps(report, indent=1) + "\n")
-        if "load" in options.parts:
+        if options.only != "sweep":
             piece = about(options) | {"seed": options.seed, **load(options, Path(name), texts)}
             report.setdefault("loads", []).append(piece)
             report["load_total"] = joined(report["loads"])
