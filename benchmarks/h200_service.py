@@ -1,7 +1,9 @@
 """The builtin engine in service: real requests over HTTP to real workers, how fast and for how long.
 
-    make bench-service                     # on the GPU, the tiny pair; PAIR=folder with target/ and drafter/
-    make bench-service DEVICE=cpu          # a look
+    make bench-service                                         # on the GPU, the tiny pair: some seven minutes
+    make bench-service PAIR=cyclic-8b ARGS="--only sweep"      # real cost, acceptance built in (hack/cyclic_pair.py)
+    make bench-service PAIR=folder ARGS="--only load --minutes 8 --seed 1"     # with target/ and drafter/
+    make bench-service DEVICE=cpu                              # a look
 
 sweep   Four workers of one pair: speculation off, K = 3, K = 5, `auto`. At each batch size so many clients ask without
         a pause, one worker after the other, three times round, so that the card's moods fall on all alike. Tokens per
@@ -12,8 +14,9 @@ load    One worker with `auto`, and more clients than it lets wait, for some min
         Every request must be accounted for, on both sides; nothing stuck; known texts as ever; memory flat; all pages
         free in the end.
 
-Each run of this adds a piece to the JSON (a machine may be had for ten minutes at a time only); what the pieces say
-together stands under `load_total`. Bars that are missed are told and do not end the run.
+Each run of this adds a piece to the JSON (a machine may be had for ten minutes at a time only), which is written after
+each batch size; what the pieces of load say together stands under `load_total`. Bars that are missed are told and do
+not end the run.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ import asyncio
 import json
 import os
 import platform
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ from typing import Any
 import aiohttp
 import torch
 
+from cyclic_pair import write_pair
 from provenance import provenance
 from served import Readings, Served, chattable, gpu_mib, resident_mib, served
 from service_client import ask
@@ -48,20 +53,30 @@ MODES = {
     "k5": ("--draft-length=5",),
     "auto": ("--draft-length=auto",),
 }
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "head_dim": 128}
+SMALL = {"hidden_size": 128, "intermediate_size": 256, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 32}
+CYCLIC = {
+    "cyclic-8b": (LLAMA_8B | {"vocab_size": 128250, "max_position_embeddings": 8192}, 32000),
+    "cyclic-small": (SMALL | {"vocab_size": 1000, "max_position_embeddings": 512}, 600),
+}
+"""Sizes of the target, and of the draft vocabulary."""
+
+Prompt = Callable[[int], str | list[int]]
+"""The n-th prompt of the sweep; no two begin alike."""
+
 SWEEP_TOKENS, SWEEP_ROUNDS, SETTLE_SECONDS = 128, 3, 0.5
 LOAD_BATCH, LOAD_WAITING = {"cuda": 32, "cpu": 8}, 8
 SAMPLE_SECONDS, EMPTY_SECONDS, WARM_SHARE = 1.0, 30, 0.25
 
 
 @asynccontextmanager
-async def clients(worker: Served, count: int, texts: Sequence[str]) -> AsyncIterator[None]:
+async def clients(worker: Served, count: int, prompt: Prompt) -> AsyncIterator[None]:
     """So many, who each ask for one answer after the other until the block ends. Raises RuntimeError when one fails."""
 
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         while True:
             number += count
-            text = f"{number} {texts[number % len(texts)]}"[:SWEEP_TOKENS]
-            body = {"prompt": text, "max_tokens": SWEEP_TOKENS, "temperature": 0, "ignore_eos": True}
+            body = {"prompt": prompt(number), "max_tokens": SWEEP_TOKENS, "temperature": 0, "ignore_eos": True}
             outcome = await ask(session, "it", Asked("/v1/completions", body))
             if outcome.end is not End.FINISHED:
                 raise RuntimeError(f"a client of the sweep: {outcome}")
@@ -79,8 +94,8 @@ async def clients(worker: Served, count: int, texts: Sequence[str]) -> AsyncIter
             raise RuntimeError("clients ended") from failed[0]
 
 
-async def window(worker: Served, batch: int, seconds: float, texts: Sequence[str]) -> dict[str, float]:
-    async with clients(worker, batch, texts):
+async def window(worker: Served, batch: int, seconds: float, prompt: Prompt) -> dict[str, float]:
+    async with clients(worker, batch, prompt):
         await asyncio.sleep(SETTLE_SECONDS)
         before = await asyncio.to_thread(worker.read)
         await asyncio.sleep(seconds)
@@ -119,7 +134,8 @@ def swept(batch: int, found: dict[str, list[dict[str, float]]]) -> dict[str, Any
     return {"batch": batch, **bar, "over_off": ratios, "over_off_by_cpu_time": by_cpu, **modes}
 
 
-def sweep(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> list[dict[str, Any]]:
+def sweep(options: argparse.Namespace, folder: Path, prompt: Prompt) -> Iterator[dict[str, Any]]:
+    """The row of one batch size after the other."""
     most = max(options.batches)
     common = (f"--device={options.device}", f"--max-batch={most}", f"--kv-cache-tokens={most * 512}")
     with ExitStack() as held:
@@ -130,15 +146,12 @@ def sweep(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> li
             )
             for mode, arguments in MODES.items()
         }
-        rows = []
         for batch in options.batches:
             found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
             for _ in range(SWEEP_ROUNDS):
                 for mode, worker in workers.items():
-                    found[mode].append(asyncio.run(window(worker, batch, options.seconds, texts)))
-            rows.append(swept(batch, found))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+                    found[mode].append(asyncio.run(window(worker, batch, options.seconds, prompt)))
+            yield swept(batch, found)
 
 
 async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: float) -> Account:
@@ -240,7 +253,7 @@ def context_of(worker: Served) -> int:
 def about(options: argparse.Namespace) -> dict[str, Any]:
     card = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} cores {platform.machine()}"
     return {
-        "pair": options.pair.name,
+        "pair": Path(options.pair).name,
         "device": card,
         "load_of_machine_before": round(os.getloadavg()[0], 1),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -248,14 +261,30 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def pair_of(pair: str, folder: Path, device: str) -> Path:
+    """A folder with target/ and drafter/; random weights are written into `folder`."""
+    if pair not in CYCLIC:
+        return Path(pair)
+    shape, drafted = CYCLIC[pair]
+    write_pair(folder / "pair", shape, drafted, device)
+    return folder / "pair"
+
+
+def prompt_of(pair: str, texts: Sequence[str]) -> Prompt:
+    if pair not in CYCLIC:
+        return lambda number: f"{number} {texts[number % len(texts)]}"[:SWEEP_TOKENS]
+    drafted = CYCLIC[pair][1]
+    return lambda number: random.Random(number).choices(range(10, drafted), k=SWEEP_TOKENS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["sweep", "load"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--pair", type=Path, default=TINY, help="folder with target/ and drafter/")
+    parser.add_argument("--pair", default=str(TINY), help=f"folder with target/ and drafter/, or {', '.join(CYCLIC)}")
     parser.add_argument("--batches", type=lambda text: [*map(int, text.split(","))], default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each of the sweep's windows")
-    parser.add_argument("--minutes", type=float, default=3.0, help="of the load")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each of the sweep's windows")
+    parser.add_argument("--minutes", type=float, default=2.5, help="of the load")
     parser.add_argument("--seed", type=int, default=0, help="of the load: another one for each piece")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -263,20 +292,29 @@ def main() -> None:
     texts = [json.loads(line)["prompt"] for line in prompts]
     report: dict[str, Any] = {"command": "make bench-service"}
     if options.out.exists():
-        report = json.loads(options.out.read_text())
+        report |= json.loads(options.out.read_text())
+
+    def keep() -> None:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as name:
-        options.target, options.drafter = chattable(options.pair / "target", Path(name)), options.pair / "drafter"
+        folder = Path(name)
+        pair = pair_of(options.pair, folder, options.device)
+        options.target, options.drafter = chattable(pair / "target", folder), pair / "drafter"
         if options.only != "load":
-            piece = about(options) | {"rows": sweep(options, Path(name), texts)}
-            report.setdefault("sweeps", []).append(piece)
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            rows: list[dict[str, Any]] = []
+            report.setdefault("sweeps", []).append(about(options) | {"rows": rows})
+            for row in sweep(options, folder, prompt_of(options.pair, texts)):
+                rows.append(row)
+                keep()
+                print(json.dumps(row), flush=True)
         if options.only != "sweep":
-            piece = about(options) | {"seed": options.seed, **load(options, Path(name), texts)}
+            piece = about(options) | {"seed": options.seed} | load(options, folder, texts)
             report.setdefault("loads", []).append(piece)
             report["load_total"] = joined(report["loads"])
+            keep()
             print(json.dumps({name: piece[name] for name in ("requests", "problems", "bars")}))
             print(json.dumps(report["load_total"], indent=1))
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

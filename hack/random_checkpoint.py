@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ SCALE = 0.02
 WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "layers": 24, "heads": 16, "kv_heads": 4, "head_dim": 128}
 """3 GB in bf16."""
 
+Fill = Callable[[str, nn.Parameter], Tensor]
+"""The value of a parameter, by name and shape."""
+
 _CONFIG_NAMES = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -33,17 +37,19 @@ _CONFIG_NAMES = {
 }
 
 
-def write_target(folder: Path, shape: Mapping[str, int], device: str = "cpu") -> Target:
-    """`shape`: fields of Target that differ from the tiny pair's."""
+def write_target(folder: Path, shape: Mapping[str, int], device: str = "cpu", fill: Fill | None = None) -> Target:
+    """`shape`: fields of Target that differ from the tiny pair's. Without `fill` weights are random."""
     like = read_target(open_checkpoint(TINY_PAIR / "target"))
     target = replace(like, **shape)  # type: ignore[arg-type]
     with torch.device("meta"):
         module = Llama(target)
-    _write(folder, TINY_PAIR / "target", shape, module, device)
+    _write(folder, TINY_PAIR / "target", shape, module, fill or partial(random_weight, device=device))
     return target
 
 
-def write_drafter(folder: Path, target: Target, shape: Mapping[str, int], device: str = "cpu") -> Drafter:
+def write_drafter(
+    folder: Path, target: Target, shape: Mapping[str, int], device: str = "cpu", fill: Fill | None = None
+) -> Drafter:
     """`shape`: fields of Drafter that differ from the tiny pair's; its ids are the target's first ones."""
     like = read_drafter(open_checkpoint(TINY_PAIR / "drafter"), read_target(open_checkpoint(TINY_PAIR / "target")))
     drafter = replace(like, **shape, target_hidden_size=target.hidden_size)  # type: ignore[arg-type]
@@ -53,7 +59,7 @@ def write_drafter(folder: Path, target: Target, shape: Mapping[str, int], device
     known = torch.arange(drafter.vocab_size) < drafter.draft_vocab_size
     maps = {"d2t": torch.zeros(drafter.draft_vocab_size, dtype=torch.int64), "t2d": known}
     sizes = {**shape, "target_hidden_size": target.hidden_size}
-    _write(folder, TINY_PAIR / "drafter", sizes, module, device, maps)
+    _write(folder, TINY_PAIR / "drafter", sizes, module, fill or partial(random_weight, device=device), maps)
     return drafter
 
 
@@ -62,7 +68,7 @@ def _write(
     like: Path,
     shape: Mapping[str, int],
     module: nn.Module,
-    device: str,
+    fill: Fill,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
@@ -81,7 +87,7 @@ def _write(
     files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     places: dict[str, str] = {}
     for file, shard in zip(files, shards, strict=True):
-        tensors = {name: _random(name, parameter, device) for name, parameter in shard} | dict(more or {})
+        tensors = {name: fill(name, parameter) for name, parameter in shard} | dict(more or {})
         save_file(tensors, folder / file)
         places |= dict.fromkeys(tensors, file)
     if len(files) == 1:
@@ -91,7 +97,7 @@ def _write(
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _random(name: str, parameter: nn.Parameter, device: str) -> Tensor:
+def random_weight(name: str, parameter: nn.Parameter, device: str) -> Tensor:
     value = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
     if "norm" in name:
         return value.fill_(1).cpu()

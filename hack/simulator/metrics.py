@@ -50,6 +50,7 @@ class Metrics:
         self._gauge(Metric.DRAFT_LENGTH).set(draft_length)
         self._gauge(Metric.WAITING)
         self._gauge(Metric.GRAPHS)
+        self._gauge(Metric.FREE_PAGES)
         self._rounds = self._emitted = 0
 
     def switched(self, enabled: bool) -> None:
