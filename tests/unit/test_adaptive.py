@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_worker.engine import measure as measure_module
 from tandem_worker.engine.adaptive import (
     LONGEST,
     LOOK_AFTER,
@@ -25,7 +26,7 @@ from tandem_worker.engine.adaptive import (
     expected_tokens,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.measure import LENGTHS, measure
+from tandem_worker.engine.measure import FIRST, LENGTHS, ROUNDS, Stopwatch, measure
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Sampling
 from tandem_worker.server.start import start
@@ -234,6 +235,20 @@ def test_costs_are_measured_for_every_length_at_several_batches() -> None:
     assert engine.idle
     assert engine.pages.free == engine.pages.count - 1
     assert accepted(engine) == []
+
+
+@pytest.mark.parametrize("disturbed", [1, ROUNDS // 2, ROUNDS - 1])
+def test_rounds_that_other_work_held_up_do_not_count(monkeypatch: pytest.MonkeyPatch, disturbed: int) -> None:
+    """Of those that are measured at each point."""
+
+    class HeldUp(Stopwatch):
+        def stepped(self, phase: Phase, batch: int, seconds: float) -> None:
+            held_up = phase is not Phase.DRAFT and len(self.seconds) < FIRST + disturbed
+            super().stepped(phase, batch, seconds + 1000 * held_up)
+
+    monkeypatch.setattr(measure_module, "Stopwatch", HeldUp)
+    costs = measure(adaptive_engine(max_batch=1), prompts()[0][:6])
+    assert all(seconds < 1000 for seconds in costs.seconds.values())
 
 
 def test_worker_that_adapts_says_so_in_its_metrics() -> None:

@@ -1,11 +1,14 @@
-"""The table of `adaptive`, measured at warm-up: what a round costs by number of requests and draft length."""
+"""The table of `adaptive`, measured at warm-up: what a round costs by number of requests and draft length.
+
+Of several rounds the fastest counts: other work, on the CPU or in turn on the same GPU, only ever adds to a round, and
+the table stays for as long as the worker runs.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from math import inf
-from statistics import median
 
 from tandem_worker.engine.adaptive import LONGEST, Costs
 from tandem_worker.engine.engine import Engine
@@ -54,7 +57,7 @@ def _batches(engine: Engine, prompt_tokens: int) -> list[int]:
 
 
 def _round(engine: Engine, prompt: Sequence[int], batch: int, length: int) -> float:
-    """Seconds, the median; infinite where the context is too short for such drafts."""
+    """Seconds, the fewest; infinite where the context is too short for such drafts."""
     watch = Stopwatch(batch)
     engine.switch(length > 0)
     engine.length = length or engine.length
@@ -68,4 +71,4 @@ def _round(engine: Engine, prompt: Sequence[int], batch: int, length: int) -> fl
         for request in requests:
             engine.end(request, Finish.CANCELLED)
         engine.settle()
-    return median(watch.seconds[FIRST:] or watch.seconds or [inf])
+    return min(watch.seconds[FIRST:] or watch.seconds or [inf])
