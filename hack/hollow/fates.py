@@ -2,27 +2,25 @@
 
     {namespace: {drafter: {"rate": 0.05, "requests_per_second": 60, "verdict": "DoesNotFit"}}}
 
-A drafter is named by the last part of its path. What the file does not say stays as the pod was told.
+A drafter is named by its folder on the host. What the file does not say stays as the pod was told.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from localcluster.agent.model import Pod
 from localcluster.settings import write_atomically
 
-_DRAFTER = re.compile(r"/models/(?!target\b)([\w-]+)")
 Told = dict[str, dict[str, dict[str, Any]]]
 
 
 def drafter_of(pod: Pod) -> str:
-    """Empty: it has none."""
-    found = _DRAFTER.search(json.dumps(pod.spec.model_dump(mode="json")))
-    return found[1] if found else ""
+    """The folder that its volume shows. Empty: it has none."""
+    folders = (volume.host_path for volume in pod.spec.volumes if volume.name == "drafter")
+    return next((Path(folder.path).name for folder in folders if folder), "")
 
 
 class Fates:

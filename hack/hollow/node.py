@@ -140,8 +140,11 @@ class HollowNode:
                 return
             behaviour = self._behaviour(pod)
         await asyncio.sleep(behaviour.start_seconds)
-        speculates = "--no-speculation" not in pod.spec.containers[0].args
-        self.workers[address] = HollowWorker(uid, labels.get(names.REVISION, ""), behaviour, speculates)
+        arguments = pod.spec.containers[0].args
+        has_drafter = any(argument.startswith("--drafter=") for argument in arguments)
+        speculates = has_drafter and "--no-speculation" not in arguments
+        revision = labels.get(names.REVISION, "")
+        self.workers[address] = HollowWorker(uid, revision, behaviour, has_drafter, speculates)
         self._pods[address] = pod
         listener = socket.create_server((address, WORKER_PORT), backlog=32)
         site = self._sites[pod.metadata.uid] = web.SockSite(self._runner, listener)

@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from simulator.engine import USUAL_RESOLUTION
 from tandem_worker.contract import (
     SELF_TEST_DRAFTS,
     Fingerprints,
@@ -42,6 +43,7 @@ class HollowWorker:
     uid: str
     revision: str
     behaviour: Behaviour
+    has_drafter: bool
     speculates: bool
     reason: str = ""
     calibrations: int = 0
@@ -67,6 +69,7 @@ class HollowWorker:
         return WorkerStatus(
             revision=self.revision,
             model="hollow",
+            resolution=USUAL_RESOLUTION if self.has_drafter else None,
             fingerprints=FILES,
             self_test=test,
             speculation_enabled=self.speculates,

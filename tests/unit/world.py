@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from simulator.engine import USUAL_RESOLUTION
 from tandem_operator import names
 from tandem_operator.api import Metadata, Spec, SpeculativeDeployment, Status
 from tandem_operator.api.recipe import Recipe
@@ -23,7 +24,6 @@ from tandem_operator.plan.decision import Command, Deletion
 from tandem_operator.plan.observed import Deployment, History, Manifest, Pod, ValidationJob, Worker
 from tandem_worker.contract import (
     Fingerprints,
-    Resolution,
     SelfTest,
     SelfTestOutcome,
     ValidationReport,
@@ -34,16 +34,6 @@ from tandem_worker.contract import (
 
 SETTINGS = Settings(worker_image="worker:1", allowed_host_paths=("/models",), public_key_pem="PEM")
 FILES = Fingerprints(target="sha256:target", drafter="sha256:drafter")
-RESOLUTION = Resolution(
-    capture_indexes=(2, 4, 5),
-    fc_input_width=288,
-    fc_applied=True,
-    norm_before_residual=False,
-    loaded=("fc.weight",),
-    shared=(),
-    missing=(),
-    dropped=(),
-)
 HEALTHY, WEAK, DEAD = 0.7, 0.05, 0.0
 
 
@@ -254,7 +244,7 @@ class World:
             status = WorkerStatus(
                 revision=revision,
                 model="pair",
-                resolution=RESOLUTION if recipe.speculates else None,
+                resolution=USUAL_RESOLUTION if recipe.speculates else None,
                 fingerprints=self.files,
                 self_test=SelfTest(outcome=life.self_test, drafts=64, accepted=40 if alive else 0),
                 speculation_enabled=alive and recipe.speculates,
