@@ -1,6 +1,6 @@
 """The builtin engine in service: real requests over HTTP to real workers, how fast and for how long.
 
-    make bench-service                                         # on the GPU, the tiny pair: some seven minutes
+    make bench-service OUT=h200-service.json                   # on the GPU, the tiny pair: some seven minutes
     make bench-service PAIR=cyclic-8b ARGS="--only sweep"      # real cost, acceptance built in (hack/cyclic_pair.py)
     make bench-service PAIR=folder ARGS="--only load --minutes 8 --seed 1"     # with target/ and drafter/
     make bench-service DEVICE=cpu                              # a look
@@ -56,7 +56,7 @@ MODES = {
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "head_dim": 128}
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 32}
 CYCLIC = {
-    "cyclic-8b": (LLAMA_8B | {"vocab_size": 128250, "max_position_embeddings": 8192}, 32000),
+    "cyclic-8b": (LLAMA_8B | {"vocab_size": 128000, "max_position_embeddings": 8192}, 32000),
     "cyclic-small": (SMALL | {"vocab_size": 1000, "max_position_embeddings": 512}, 600),
 }
 """Sizes of the target, and of the draft vocabulary."""
@@ -137,7 +137,8 @@ def swept(batch: int, found: dict[str, list[dict[str, float]]]) -> dict[str, Any
 def sweep(options: argparse.Namespace, folder: Path, prompt: Prompt) -> Iterator[dict[str, Any]]:
     """The row of one batch size after the other."""
     most = max(options.batches)
-    common = (f"--device={options.device}", f"--max-batch={most}", f"--kv-cache-tokens={most * 512}")
+    common = [f"--device={options.device}", f"--max-batch={most}", f"--kv-cache-tokens={most * 512}"]
+    common += ["--no-prefix-reuse"]  # prompts come again in each window, and a worker that is off keeps none
     with ExitStack() as held:
         # One after the other: `auto` measures costs when it starts.
         workers = {
@@ -257,7 +258,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
         "device": card,
         "load_of_machine_before": round(os.getloadavg()[0], 1),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        **provenance("torch", "aiohttp"),
+        **provenance("torch", "aiohttp", commit=options.commit),
     }
 
 
@@ -267,6 +268,8 @@ def pair_of(pair: str, folder: Path, device: str) -> Path:
         return Path(pair)
     shape, drafted = CYCLIC[pair]
     write_pair(folder / "pair", shape, drafted, device)
+    if device == "cuda":
+        torch.cuda.empty_cache()
     return folder / "pair"
 
 
@@ -286,6 +289,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="of each of the sweep's windows")
     parser.add_argument("--minutes", type=float, default=2.5, help="of the load")
     parser.add_argument("--seed", type=int, default=0, help="of the load: another one for each piece")
+    parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     prompts = (TINY / "prompts.jsonl").read_text().splitlines()

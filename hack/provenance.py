@@ -9,12 +9,19 @@ from importlib.metadata import version
 from localcluster.paths import CHECKOUT
 
 
-def provenance(*packages: str) -> dict[str, str]:
-    """The commit (`+` behind it: and changes that were not committed), and the versions of Python and `packages`."""
+def provenance(*packages: str, commit: str = "") -> dict[str, str]:
+    """The commit (`+` behind it: and changes that were not committed), and the versions of Python and `packages`.
 
+    `commit`: where it is known and can not be looked up, in a copy of a checkout without its history.
+    """
+    return {"commit": commit or _commit(), "python": platform.python_version()} | {p: version(p) for p in packages}
+
+
+def _commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
 
-    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-    commit = git("rev-parse", "HEAD").strip() + changed
-    return {"commit": commit, "python": platform.python_version()} | {name: version(name) for name in packages}
+    try:
+        return git("rev-parse", "HEAD").strip() + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: no git checkout"
