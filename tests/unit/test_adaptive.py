@@ -26,7 +26,7 @@ from tandem_worker.engine.adaptive import (
     expected_tokens,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.measure import FIRST, LENGTHS, ROUNDS, Stopwatch, measure
+from tandem_worker.engine.measure import FIRST, LENGTHS, ROUNDS, Stopwatch, measure, settled
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Sampling
 from tandem_worker.server.start import start
@@ -249,6 +249,30 @@ def test_rounds_that_other_work_held_up_do_not_count(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure_module, "Stopwatch", HeldUp)
     costs = measure(adaptive_engine(max_batch=1), prompts()[0][:6])
     assert all(seconds < 1000 for seconds in costs.seconds.values())
+
+
+POINTS = [(batch, length) for batch in (1, 4, 16) for length in LENGTHS]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.0, 0.5, 3.0, inf]), min_size=len(POINTS), max_size=len(POINTS)))
+def test_what_held_up_a_point_counts_only_where_it_held_up_all_beyond_it(held_up: list[float]) -> None:
+    true = {(batch, length): 4 + 0.1 * length + 0.02 * batch * (length + 1) for batch, length in POINTS}
+    measured = {point: true[point] + more for point, more in zip(POINTS, held_up, strict=True)}
+    table = settled(measured)
+    assert all(true[point] <= table[point] <= measured[point] for point in POINTS)
+    assert all(table[batch, 0] <= table[batch, length] for batch, length in POINTS)
+    assert settled(true) == true
+
+
+def test_a_plain_round_that_was_held_up_does_not_make_long_drafts_pay() -> None:
+    """None is ever accepted; the plain rounds were measured at three times their cost, which is hardly below that of
+    rounds with one draft."""
+    measured = {(batch, length): 1 + 0.01 * length + 2 * (length == 0) for batch, length in POINTS}
+    chances = Chances()
+    for _ in range(500):
+        chances.drafted(4, 0)
+    assert best_length(Costs(measured), chances, 4, 4) == 4
+    assert best_length(Costs(settled(measured)), chances, 4, 4) <= 1
 
 
 def test_worker_that_adapts_says_so_in_its_metrics() -> None:

@@ -1,13 +1,13 @@
 """The table of `adaptive`, measured at warm-up: what a round costs by number of requests and draft length.
 
-Of several rounds the fastest counts: other work, on the CPU or in turn on the same GPU, only ever adds to a round, and
-the table stays for as long as the worker runs.
+The table stays for as long as the worker runs, and other work, on the CPU or in turn on the same GPU, only ever adds to
+a round. So of several rounds the fastest counts, and no point stands above one of as many requests and drafts or more.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from tandem_worker.engine.adaptive import LONGEST, Costs
@@ -46,7 +46,15 @@ def measure(engine: Engine, prompt: Sequence[int]) -> Costs:
     for batch in batches:
         row = ", ".join(f"{length}: {1000 * seconds[batch, length]:.2f}" for length in LENGTHS)
         log.info("Milliseconds of a round of %d requests by draft length: %s", batch, row)
-    return Costs(seconds)
+    return Costs(settled(seconds))
+
+
+def settled(seconds: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """A round of fewer requests or drafts takes no longer: what was measured above that was held up."""
+    return {
+        (batch, length): min(s for (b, k), s in seconds.items() if b >= batch and k >= length)
+        for batch, length in seconds
+    }
 
 
 def _batches(engine: Engine, prompt_tokens: int) -> list[int]:
