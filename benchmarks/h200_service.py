@@ -236,7 +236,9 @@ async def loaded(worker: Served, schedule: Schedule, clients: int, seconds: floa
 
 def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     batch = LOAD_BATCH[options.device]
-    arguments = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
+    arguments: tuple[str, ...] = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
+    if options.cache_tokens:
+        arguments += (f"--kv-cache-tokens={options.cache_tokens}",)
     with served(options.target, options.drafter, folder / "load.log", *arguments, "--draft-length=auto") as worker:
         context = context_of(worker)
         schedule = Schedule(options.seed, texts, min(context, 2048))
@@ -289,6 +291,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="of each of the sweep's windows")
     parser.add_argument("--minutes", type=float, default=2.5, help="of the load")
     parser.add_argument("--seed", type=int, default=0, help="of the load: another one for each piece")
+    parser.add_argument("--cache-tokens", type=int, help="of the load's worker; with few, who runs must make room")
     parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -313,7 +316,11 @@ def main() -> None:
                 keep()
                 print(json.dumps(row), flush=True)
         if options.only != "sweep":
-            piece = about(options) | {"seed": options.seed} | load(options, folder, texts)
+            piece = (
+                about(options)
+                | {"seed": options.seed, "cache_tokens": options.cache_tokens}
+                | load(options, folder, texts)
+            )
             report.setdefault("loads", []).append(piece)
             report["load_total"] = joined(report["loads"])
             keep()
