@@ -9,10 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tandem_worker.checkpoint.description import Mla
+from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.layers import CausalAttention
+from tandem_worker.models.teacher_forced import UnrolledAttention
 from tandem_worker.probe.build import build
 from tandem_worker.probe.captured import CONTEXT, middle
-from tandem_worker.probe.drafting import attention, embedded, feature, first_step
+from tandem_worker.probe.chain import chains
+from tandem_worker.probe.drafting import FirstSteps, attention, embedded, feature, first_step
 from tandem_worker.probe.race import KEPT, Race
 from tandem_worker.probe.score import Score, score
 from tandem_worker.probe.wiring import View, Wiring
@@ -49,11 +53,44 @@ def test_rows_that_are_asked_for_are_those_of_the_whole(bench: Bench) -> None:
     built = build(bench.parts, bench.right)
     (batch,) = part.batches()
     features, tokens = feature(batch, built.module, bench.right), embedded(batch, built)
-    asked = first_step(batch, built.module, tokens, features, attention(batch, built.module))
+    asked = first_step(built.module, tokens, features, attention(batch, built.module))
     positions = torch.arange(features.shape[1]).expand(features.shape[:2])
     whole = built.module.step(tokens, features, positions, CausalAttention())
     index = batch.places[..., None].expand_as(asked)
     torch.testing.assert_close(asked[batch.judged], whole.gather(1, index)[batch.judged], atol=1e-5, rtol=1e-5)
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "biased": {"qkv_bias": True},
+    "two layers": {"layers": 2},
+    "latent": {"mla": Mla(kv_lora=12, nope_head=8, rope_head=8, value_head=16, q_lora=24, interleaved=True)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@torch.inference_mode()
+def test_wirings_side_by_side_get_what_each_gets_alone(bench: Bench, kind: dict[str, object]) -> None:
+    torch.manual_seed(1)
+    module = Eagle3(replace(bench.parts.drafter, **kind)).eval()  # type: ignore[arg-type]
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    embedding, features = (torch.randn(texts, 9, module.drafter.hidden_size) for texts in (2, 3 * 2))
+    places = torch.tensor([[2, 5], [1, 8]])
+    attend = UnrolledAttention(places.repeat(3, 1), module.drafter.layers - 1)
+    together = first_step(module, embedding, features, attend).split(2)
+    for own, asked in zip(features.split(2), together, strict=True):
+        whole = module.step(embedding, own, torch.arange(9).expand(2, 9), CausalAttention())
+        torch.testing.assert_close(asked, whole.gather(1, places[..., None].expand_as(asked)), atol=1e-4, rtol=1e-4)
+
+
+def test_whole_drafts_go_on_from_first_steps_that_were_measured(bench: Bench) -> None:
+    begun: FirstSteps = {}
+    other = replace(bench.right, capture=bench.right.capture[::-1])
+    wirings = [bench.right, replace(bench.right, norm_output=not bench.right.norm_output), other]
+    score(bench.seen, bench.parts, [bench.right, other], begun)
+    assert len(begun) == 2
+    assert chains(bench.seen, bench.parts, wirings, 4, begun) == chains(bench.seen, bench.parts, wirings, 4)
 
 
 def test_a_window_lies_in_the_middle_and_judges_what_the_whole_text_judges(bench: Bench) -> None:
@@ -77,8 +114,8 @@ def wirings(count: int) -> list[Wiring]:
 class Texts:
     """Overlaps of wirings as texts give them: each about its own mean, all up and down with the text."""
 
-    def __init__(self, means: Mapping[Wiring, float], seed: int) -> None:
-        self.means, self.rng, self.measured = means, random.Random(seed), [0, 0, 0]
+    def __init__(self, means: Mapping[Wiring, float], seed: int, noise: float = 0.3) -> None:
+        self.means, self.noise, self.rng, self.measured = means, noise, random.Random(seed), [0, 0, 0]
         self.hardness = [self.rng.gauss(0, 0.1) for _ in range(TEXTS)]
 
     def measure(self, part: int, some: Sequence[Wiring]) -> dict[Wiring, Score]:
@@ -87,7 +124,7 @@ class Texts:
         return {wiring: self._score(self.means[wiring], each) for wiring in some}
 
     def _score(self, mean: float, each: int) -> Score:
-        noise = 0.3 / each**0.5
+        noise = self.noise / each**0.5
         draws = [min(1.0, max(0.0, mean + mean * hard + self.rng.gauss(0, noise))) for hard in self.hardness]
         return Score(tuple(each * draw for draw in draws), (0.0,) * TEXTS, (each,) * TEXTS)
 
@@ -110,8 +147,21 @@ def test_the_best_wiring_is_never_left_behind_and_the_rest_is_soon() -> None:
 
 
 def test_wirings_that_measure_alike_all_stay() -> None:
-    engine, *others = some = wirings(12)
-    assert set(Texts(dict.fromkeys(some, 0.5), 1).race(engine).in_question()) == set(others)
+    engine, *others = wirings(12)
+    for noise in (0.3, 0.03):
+        texts = Texts({engine: 0.1} | dict.fromkeys(others, 0.5), 1, noise)
+        assert set(texts.race(engine).in_question()) == set(others)
+
+
+def test_what_is_surely_no_better_than_an_engines_wiring_that_predicts_is_not_run_to_the_end() -> None:
+    engine, better, *others = wirings(30)
+    alike = {engine: 0.5} | dict.fromkeys(others, 0.5)
+    texts = Texts(alike, 1, noise=0.03)
+    assert texts.race(engine).in_question() == []
+    assert texts.measured[2] == 1
+    assert Texts(alike | {better: 0.53}, 1, noise=0.03).race(engine).in_question() == [better]
+    little = {engine: 0.1} | dict.fromkeys(others, 0.1)  # a step towards the right one may be no better
+    assert len(Texts(little, 1, noise=0.03).race(engine, least=0.12).last) > 1
 
 
 def test_of_what_predicts_nothing_only_the_best_go_on_and_none_is_believed() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from tandem_worker.models.teacher_forced import UnrolledAttention
 from tandem_worker.probe.build import Built, Parts, build
 from tandem_worker.probe.captured import Batch, Captured
-from tandem_worker.probe.drafting import attention, drafted, embedded, feature, first_step, step
+from tandem_worker.probe.drafting import FirstStep, FirstSteps, drafted, embedded, feature, first_step, step
 from tandem_worker.probe.wiring import Wiring
 
 
@@ -49,33 +49,42 @@ class Chain:
 
 
 @torch.inference_mode()
-def chains(captured: Captured, parts: Parts, wirings: Sequence[Wiring], length: int) -> dict[Wiring, Chain]:
-    """Wirings that differ in what is fed back only, `norm_output`, have their first step in common."""
+def chains(
+    captured: Captured, parts: Parts, wirings: Sequence[Wiring], length: int, begun: FirstSteps | None = None
+) -> dict[Wiring, Chain]:
+    """Wirings that differ in what is fed back only, `norm_output`, have their first step in common. Where it is `begun`
+    already, on the same texts, no more than keys and values are computed of it.
+    """
+    begun = {} if begun is None else begun
     counts: dict[Wiring, list[Tensor]] = {wiring: [] for wiring in wirings}  # of several alike, one
     for batch in captured.batches():
         for start in dict.fromkeys(replace(wiring, norm_output=False) for wiring in wirings):
             built = build(parts, start)
-            attend = attention(batch, built.module)
-            features = feature(batch, built.module, start)
-            hidden = first_step(batch, built.module, embedded(batch, built), features, attend)  # [B, J, H]
+            first, attend = _begun(batch, built, begun.get((start, batch.first)))
             for wiring in counts:
                 if replace(wiring, norm_output=False) == start:
-                    went_on = _counted(batch, build(parts, wiring), attend.copy(), hidden, length)
+                    went_on = _counted(batch, build(parts, wiring), attend.copy(), first, length)
                     counts[wiring].append(went_on)
     found = {wiring: torch.cat(parts_of, 2).tolist() for wiring, parts_of in counts.items()}
     return {wiring: Chain(_tuples(accepted), _tuples(tried)) for wiring, (accepted, tried) in found.items()}
 
 
-def _counted(batch: Batch, built: Built, attend: UnrolledAttention, hidden: Tensor, length: int) -> Tensor:
-    """[2, K, B]: accepted and tried. Drafts end where they are refused: only the others are computed further.
+def _begun(batch: Batch, built: Built, first: FirstStep | None) -> tuple[FirstStep, UnrolledAttention]:
+    module, places = built.module, batch.places
+    attend = UnrolledAttention(places if first is None else places[:, :0], module.drafter.layers - 1)
+    hidden = first_step(module, embedded(batch, built), feature(batch, module, built.wiring), attend)
+    attend.places = places
+    return first or FirstStep(hidden, drafted(module, hidden).argmax(-1)), attend
 
-    hidden [B, J, H] of step 0, before the norm.
-    """
+
+def _counted(batch: Batch, built: Built, attend: UnrolledAttention, first: FirstStep, length: int) -> Tensor:
+    """[2, K, B]: accepted and tried. Drafts end where they are refused: only the others are computed further."""
     module, choices, told = built.module, batch.choices(), []
+    hidden, said = first.hidden, first.said
     hidden = module.norm(hidden) if module.norm_output else hidden
     places, alive = batch.places, batch.judged  # [B, J]
     for k in range(length):
-        proposal = built.ids[drafted(module, hidden).argmax(-1)]  # [B, J] for token t + 2 + k
+        proposal = built.ids[said]  # [B, J] for token t + 2 + k
         at = places + k  # the position whose choice is the answer
         tried = alive & (at < batch.known)
         accepted = tried & (proposal == _at(choices, at))
@@ -87,6 +96,7 @@ def _counted(batch: Batch, built: Built, attend: UnrolledAttention, hidden: Tens
         places, proposal, hidden = places.gather(1, chosen), proposal.gather(1, chosen), _rows(hidden, chosen)
         attend.keep(chosen)
         hidden = step(module, built.embed(proposal), hidden, places + k + 1, attend)
+        said = drafted(module, hidden).argmax(-1)
     told += [torch.zeros_like(told[0])] * (length - len(told))
     return torch.stack(told, 1).cpu()
 

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.probe.causes import code_of, says
-from tandem_worker.probe.evidence import gain, predicting, surely
+from tandem_worker.probe.evidence import LEAST_GAIN, gain, predicting, surely, worth_telling
 from tandem_worker.probe.remedy import remedy
 from tandem_worker.probe.search import Row, Table
 from tandem_worker.probe.wiring import Aspect, differences, taken_back
 
 WRONG = 1e-5
 """The chance that one wiring, no better than the engine's, passes for better. Some hundred are tried."""
-LEAST_GAIN, LEAST_SHARE = 0.01, 0.025
-"""What is worth telling: so much overlap in all, and as a share of the better wiring's."""
 ALIKE = 0.01  # the chance of error at which two wirings are told apart
 DOES_NOT_PREDICT = "TDM-DRAFTER-DOES-NOT-PREDICT"
 
@@ -67,9 +65,8 @@ def explanation(table: Table, nothing: float) -> Row | None:
 
 def _explains(row: Row, engine: Row, nothing: float) -> bool:
     difference, overlap = row.better_than(engine), row.overlap.value
-    least = max(LEAST_GAIN, LEAST_SHARE * overlap)
     knows = overlap >= predicting(nothing)
-    return knows and difference.value >= least and surely(difference, WRONG)
+    return knows and difference.value >= worth_telling(overlap) and surely(difference, WRONG)
 
 
 def _ranked(table: Table, best: Row) -> list[Aspect]:

@@ -5,17 +5,23 @@ applied to the stream that feeds it. A share is computed once for each slot and 
 streams is an addition. The norms around fc keep it so: those of single streams come before, and that of all streams
 side by side only divides the sum by a number, which is a sum over slots, too.
 
+Of what the attention reads, [embedding, feature], wirings side by side have the first half in common, and its part of
+queries, keys and values is computed once for all of them.
+
 Shapes: B texts, T positions, J judged ones, H and Ht hidden sizes of drafter and target, Vd draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.layers import Linear
 from tandem_worker.models.teacher_forced import UnrolledAttention
 from tandem_worker.probe.build import Built
 from tandem_worker.probe.captured import Batch
@@ -113,11 +119,54 @@ def step(
     return hidden.view(texts, -1, hidden.shape[-1])
 
 
-def first_step(batch: Batch, module: Eagle3, embedding: Tensor, features: Tensor, attend: UnrolledAttention) -> Tensor:
+@dataclass(frozen=True)
+class FirstStep:
+    """Of one wiring in one batch, for whole drafts to go on from."""
+
+    hidden: Tensor  # [B, J, H], before the norm
+    said: Tensor  # [B, J] draft ids
+
+
+FirstSteps = dict[tuple[Wiring, int], FirstStep]
+"""By wiring, with the state before the norm fed back, and first text of the batch."""
+
+
+def first_step(module: Eagle3, embedding: Tensor, features: Tensor, attend: UnrolledAttention) -> Tensor:
     """[m B, J, H]: step 0 of m wirings at the judged positions; embedding [B, T, H], features [m B, T, H]."""
     many = len(features) // len(embedding)
     positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
-    return step(module, embedding.repeat(many, 1, 1), features, positions, attend, attend.places)
+    with _side_by_side(module, many):
+        return step(module, embedding.repeat(many, 1, 1), features, positions, attend, attend.places)
+
+
+class _Halves(nn.Module):
+    """A product with [embedding, feature] of many wirings whose embeddings are the same."""
+
+    def __init__(self, whole: Linear, many: int) -> None:
+        super().__init__()
+        self.whole, self.many = whole, many
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, many R, 2H] -> [1, many R, outputs]; rows of one wiring behind those of another"""
+        width = x.shape[-1] // 2
+        of_embedding = x[0, : x.shape[1] // self.many, :width] @ self.whole.weight[:, :width].T
+        of_feature = x[0, :, width:] @ self.whole.weight[:, width:].T
+        y = (of_feature.unflatten(0, (self.many, -1)) + of_embedding).flatten(0, 1)[None]
+        return y if self.whole.bias is None else y + self.whole.bias
+
+
+@contextmanager
+def _side_by_side(module: Eagle3, many: int) -> Iterator[None]:
+    attention = module.midlayer.self_attn
+    names = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+    wholes = {name: whole for name in names if isinstance(whole := getattr(attention, name, None), Linear)}
+    for name, whole in wholes.items():
+        setattr(attention, name, _Halves(whole, many))
+    try:
+        yield
+    finally:
+        for name, whole in wholes.items():
+            setattr(attention, name, whole)
 
 
 def attention(batch: Batch, module: Eagle3, many: int = 1) -> UnrolledAttention:

@@ -15,6 +15,8 @@ from functools import cache
 
 CONFIDENCE = 0.95
 LEAST_OVERLAP, KNOWING = 0.15, 1.5
+LEAST_GAIN, LEAST_SHARE = 0.01, 0.025
+"""Of a gain that is worth telling: so much overlap in all, and as a share of the better wiring's."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,18 @@ def surely(difference: Share, wrong: float) -> bool:
     if difference.clusters < 2:
         return False
     return difference.value > 0 and difference.value >= quantile(1 - wrong, difference.clusters - 1) * difference.error
+
+
+def surely_below(share: Share, bound: float, wrong: float) -> bool:
+    """Whether a share is below `bound`, wrong at most so often where it is not."""
+    if share.clusters < 2:
+        return False
+    return share.value + quantile(1 - wrong, share.clusters - 1) * share.error < bound
+
+
+def worth_telling(overlap: float) -> float:
+    """By how much a wiring of such an overlap has to be better than the engine's."""
+    return max(LEAST_GAIN, LEAST_SHARE * overlap)
 
 
 def predicting(nothing: float) -> float:

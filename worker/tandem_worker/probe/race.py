@@ -2,10 +2,11 @@
 
 Most wirings of a pair predict far worse than the best one, and few positions show that. So all of them run on a small
 part of the text, those that are still in question on four times as much, and the last few on all that a look may cost.
-A wiring leaves the race in one of two ways only:
+A wiring leaves the race in one of three ways only:
 
 - It is surely worse than the best one, on the same texts. What the drafter was made for predicts best of all, so it
   leaves in error only when a wiring as good as it passes for better, at a chance of `LEFT` each.
+- The engine's wiring predicts, and this one surely is not better by as much as is worth telling.
 - It surely predicts too little for anybody to believe in (`least`), and others look better. A step towards the right
   wiring, with a second mistake still in it, may predict so little, and is among the best then: of those the best
   `KEPT` stay, half as many at each further part.
@@ -17,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tandem_worker.probe.evidence import Share, gain, quantile, share, surely
+from tandem_worker.probe.evidence import Share, gain, share, surely, surely_below, worth_telling
 from tandem_worker.probe.score import Score
 from tandem_worker.probe.wiring import Wiring
 
 Measure = Callable[[Sequence[Wiring]], Mapping[Wiring, Score]]
 
-LEFT = 1e-4
-KEPT = 8
+LEFT = 1e-3
+KEPT = 4
 
 
 class Race:
@@ -64,26 +65,45 @@ class Race:
         staying = set(self._staying(self.last, self.last, 0))
         return [wiring for wiring in self.ranked() if wiring in staying and wiring != self.engine]
 
+    @property
+    def closest(self) -> tuple[Wiring, Score] | None:
+        """The best but for the engine's, of those that ran furthest."""
+        others = ((wiring, scores) for scores in reversed(self.scores) for wiring in _ranked(scores))
+        return next(((wiring, scores[wiring]) for wiring, scores in others if wiring != self.engine), None)
+
+    def promising(self, most: int, wrong: float) -> list[Wiring]:
+        """Of the best few those that may be the best, and are surely better than the engine's."""
+        return [
+            wiring
+            for wiring in self.ranked()[:most]
+            if not surely(_behind(self.last, self.ranked()[0], wiring), LEFT)
+            and surely(_behind(self.last, wiring, self.engine), wrong)
+        ]
+
     def _staying(self, scores: Mapping[Wiring, Score], entered: Iterable[Wiring], kept: int) -> list[Wiring]:
         ranked = _ranked(scores)
         good = set(ranked[:kept])
 
         def stays(wiring: Wiring) -> bool:
-            if surely(_behind(scores, ranked[0], wiring), LEFT):
+            if surely(_behind(scores, ranked[0], wiring), LEFT) or self._needless(scores, wiring):
                 return False
-            return wiring in good or not self._hopeless(scores[wiring])
+            return wiring in good or not surely_below(_overlap(scores[wiring]), self.least, LEFT)
 
         return [wiring for wiring in entered if wiring == self.engine or stays(wiring)]
 
-    def _hopeless(self, score: Score) -> bool:
-        overlap = share(score.overlap, score.counts)
-        if overlap.clusters < 2:
+    def _needless(self, scores: Mapping[Wiring, Score], wiring: Wiring) -> bool:
+        if _overlap(scores[self.engine]).value < self.least:
             return False
-        return overlap.value + quantile(1 - LEFT, overlap.clusters - 1) * overlap.error < self.least
+        worth = worth_telling(_overlap(scores[wiring]).value)
+        return surely_below(_behind(scores, wiring, self.engine), worth, LEFT)
+
+
+def _overlap(score: Score) -> Share:
+    return share(score.overlap, score.counts)
 
 
 def _ranked(scores: Mapping[Wiring, Score]) -> list[Wiring]:
-    return sorted(scores, key=lambda wiring: -share(scores[wiring].overlap, scores[wiring].counts).value)
+    return sorted(scores, key=lambda wiring: -_overlap(scores[wiring]).value)
 
 
 def _behind(scores: Mapping[Wiring, Score], best: Wiring, wiring: Wiring) -> Share:

@@ -6,7 +6,7 @@ Arithmetic is float32 on the CPU, in the target's dtype on a GPU. The target str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tandem_worker.probe.captured import Captured, captured
 from tandem_worker.probe.chain import chains
 from tandem_worker.probe.described import describe_drafter
 from tandem_worker.probe.diagnosis import Cause, diagnose, explanation
+from tandem_worker.probe.drafting import FirstSteps
 from tandem_worker.probe.engine_fault import differs, stated_wiring, suspected
 from tandem_worker.probe.evidence import predicting
 from tandem_worker.probe.generate import continue_greedily
@@ -31,13 +32,13 @@ from tandem_worker.probe.prompts import read_prompts, tokenize
 from tandem_worker.probe.race import Measure
 from tandem_worker.probe.resolved import choices_of, engine_wiring, tensors_of
 from tandem_worker.probe.score import knowing_nothing, score
-from tandem_worker.probe.search import Row, Table, search
+from tandem_worker.probe.search import Row, Table, search, stepped_back
 from tandem_worker.probe.stream import Progress, arithmetic, stream
 from tandem_worker.probe.streamed import Streamed
 from tandem_worker.probe.wiring import Wiring
 
 LONGEST_PROMPT_TOKENS = 96  # of texts that the target goes on with
-LOOK_POSITIONS = (64, 256, 1024)
+LOOK_POSITIONS = (32, 128, 512)
 LEAST_POSITIONS = 30
 SMALL_TARGET_BYTES = 100_000_000
 
@@ -115,29 +116,31 @@ def measure(
     pairing: Pairing, options: Options, seen: Captured, parts: Parts, wiring: Wiring, offered: Choices
 ) -> Probed:
     """`wiring` is what the engine will make of the pair, or made of it by its own account."""
-    table, nothing = searched(seen, parts, wiring, offered)
+    begun: FirstSteps = {}
+    table, nothing = searched(seen, parts, wiring, offered, begun)
     if not table.engine.score.finite:
         raise CheckpointError(_not_finite(pairing, tensors_of(pairing), parts), verdict=Verdict.DOES_NOT_FIT)
     best = explanation(table, nothing) or table.engine
+    table = stepped_back(table, best.wiring, lambda wirings: score(seen, parts, wirings))
     fed_back = replace(best.wiring, norm_output=not best.wiring.norm_output)
-    drafts = chains(seen, parts, [table.engine.wiring, best.wiring, fed_back], options.draft_length)
+    drafts = chains(seen, parts, [table.engine.wiring, best.wiring, fed_back], options.draft_length, begun)
     table = table.with_chains(drafts).feeding_back(fed_back, drafts[fed_back])
     causes = diagnose(table, pairing, options.min_accept_length, nothing)
     return Probed(table, causes, nothing, len(seen.texts), seen.positions, options)
 
 
 def searched(
-    seen: Captured, parts: Parts, wiring: Wiring, offered: Choices, looks: Sequence[int] = LOOK_POSITIONS
+    seen: Captured, parts: Parts, wiring: Wiring, offered: Choices, begun: FirstSteps | None = None
 ) -> tuple[Table, float]:
-    """With the overlap of a drafter that only knows frequencies. `looks`: positions judged in each."""
+    """With the overlap of a drafter that only knows frequencies. `begun` takes in the first steps on the whole text."""
 
-    def scoring(part: Captured) -> Measure:
-        return lambda wirings: score(part, parts, wirings)
+    def scoring(part: Captured, kept: FirstSteps | None = None) -> Measure:
+        return lambda wirings: score(part, parts, wirings, kept)
 
-    shortened = [seen.shortened(positions) for positions in looks]
+    shortened = [seen.shortened(positions) for positions in LOOK_POSITIONS]
     nothing = knowing_nothing(shortened[-1])
     measures = [scoring(part) for part in shortened]
-    return search(wiring, offered, measures, scoring(seen), predicting(nothing)), nothing
+    return search(wiring, offered, measures, scoring(seen, begun), predicting(nothing)), nothing
 
 
 def _texts(

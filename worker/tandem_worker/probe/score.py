@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tandem_worker.probe.build import Built, Parts, build
 from tandem_worker.probe.captured import Batch, Captured
-from tandem_worker.probe.drafting import attention, drafted, embedded, feature, first_step
+from tandem_worker.probe.drafting import FirstStep, FirstSteps, attention, drafted, embedded, feature, first_step
 from tandem_worker.probe.wiring import DraftIds, View, Wiring
 
 MOST_DRAFTED = 1 << 25  # elements of one batch of drafts, 128 MiB of float32
@@ -38,11 +38,14 @@ class Score:
 
 
 @torch.inference_mode()
-def score(captured: Captured, parts: Parts, wirings: Sequence[Wiring]) -> dict[Wiring, Score]:
+def score(
+    captured: Captured, parts: Parts, wirings: Sequence[Wiring], kept: FirstSteps | None = None
+) -> dict[Wiring, Score]:
+    """`kept` takes in the first steps, for whole drafts to go on from."""
     groups: dict[Wiring, list[Wiring]] = defaultdict(list)
     for wiring in wirings:
-        groups[replace(wiring, capture=(), view=View.STREAM, fused=True)].append(wiring)
-    built = {key: build(parts, members[0]) for key, members in groups.items()}
+        groups[replace(wiring, capture=(), view=View.STREAM, fused=True, norm_output=False)].append(wiring)
+    built = {key: build(parts, replace(members[0], norm_output=False)) for key, members in groups.items()}
     sums: dict[Wiring, list[Tensor]] = defaultdict(list)
     for batch in captured.batches():
         target = _Target.of_batch(batch)
@@ -50,7 +53,7 @@ def score(captured: Captured, parts: Parts, wirings: Sequence[Wiring]) -> dict[W
             size = max(1, MOST_DRAFTED // _each(batch, built[key]))
             for i in range(0, len(members), size):
                 part = members[i : i + size]
-                found = _side_by_side(batch, built[key], part, target)
+                found = _side_by_side(batch, built[key], part, target, kept)
                 for wiring, one in zip(part, found.cpu(), strict=True):
                     sums[wiring].append(one)
     return {wiring: _summed(torch.cat(found, 1)) for wiring, found in sums.items()}
@@ -104,14 +107,20 @@ def _each(batch: Batch, built: Built) -> int:
     return max(batch.places.numel() * drafter.draft_vocab_size, 4 * batch.newest.numel() * drafter.hidden_size)
 
 
-def _side_by_side(batch: Batch, built: Built, wirings: Sequence[Wiring], target: _Target) -> Tensor:
+def _side_by_side(
+    batch: Batch, built: Built, wirings: Sequence[Wiring], target: _Target, kept: FirstSteps | None
+) -> Tensor:
     """Of each wiring [m, 4, B]: sums of overlap and of matches, positions judged, and those that are not finite."""
     features = torch.cat([feature(batch, built.module, wiring) for wiring in wirings])  # [m B, T, H]
     attend = attention(batch, built.module, len(wirings))
-    hidden = first_step(batch, built.module, embedded(batch, built), features, attend)
+    hidden = first_step(built.module, embedded(batch, built), features, attend).unflatten(0, (len(wirings), -1))
     found = []
-    for logits in drafted(built.module, hidden).unflatten(0, (len(wirings), -1)):  # [B, J, Vd]
-        match = (built.ids[logits.argmax(-1)] == target.choice) & batch.judged
+    logits_of_all = drafted(built.module, hidden.flatten(0, 1)).unflatten(0, (len(wirings), -1))
+    for wiring, state, logits in zip(wirings, hidden, logits_of_all, strict=True):  # [B, J, H] and [B, J, Vd]
+        said = logits.argmax(-1)
+        if kept is not None:
+            kept[replace(wiring, norm_output=False), batch.first] = FirstStep(state, said)
+        match = (built.ids[said] == target.choice) & batch.judged
         q = logits.softmax(-1)
         overlap = torch.minimum(target.of(built), q, out=q).sum(-1).where(batch.judged, 0)
         broken = ~torch.isfinite(overlap)

@@ -1,8 +1,8 @@
 """From the engine's wiring to the one that predicts best, by mending one thing at a time.
 
-All neighbours of the engine's wiring race on parts of the text (`race`). From the best few the search goes on in the
-same way, since a second mistake may hide behind the first, until nothing better is found. What is still in question is
-then measured on all of the text: the engine's wiring, the best, and the best with each mended thing taken back.
+All neighbours of the engine's wiring race on parts of the text (`race`). From the best the search goes on in the same
+way, since a second mistake may hide behind the first, until nothing better is found; and from the second best as long
+as that may be the best. What is still in question is then measured on all of the text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandem_worker.probe.chain import Chain
-from tandem_worker.probe.evidence import Share, gain, share, surely
+from tandem_worker.probe.evidence import Share, gain, share
 from tandem_worker.probe.hypotheses import Choices, neighbours
 from tandem_worker.probe.race import Measure, Race
 from tandem_worker.probe.score import Score
 from tandem_worker.probe.wiring import Wiring, differences, taken_back
 
-ROUNDS = 3
-FOLLOWED = 2  # wirings from which a round goes on
+MOST_FOLLOWED = 4  # wirings from which the search goes on, in all
+BEST = 2  # wirings that are thought of at each step
 FINALISTS = 8
-HINT = 0.05  # the chance of error at which a first look is worth following
+HINT = 1e-3  # the chance of error at which one is worth following: the best of a hundred is soon better by chance
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Table:
     engine: Row
     rows: tuple[Row, ...]  # without the engine's; in the order of their overlap
     looked: Mapping[Wiring, Score]
-    closest: Row | None  # the best but for the engine's at the last look, right or not
+    closest: Row | None  # the best but for the engine's, of those looked at most closely, right or not
     layers: int  # n of the target
     twin: Row | None = None
 
@@ -71,34 +71,34 @@ class Table:
 def search(engine: Wiring, choices: Choices, looks: Sequence[Measure], measure: Measure, least: float) -> Table:
     """`looks` measure on growing parts of the text, `measure` on all of it; `least` is the overlap of what predicts."""
     race = Race(looks, engine, least)
-    race.enter(neighbours(engine, choices))
-    seen = {engine}
-    for _ in range(ROUNDS - 1):
-        origins = [wiring for wiring in race.ranked() if wiring not in seen][:FOLLOWED]
-        origins = [wiring for wiring in origins if _promising(race.last, wiring, engine)]
-        if not origins:
+    race.enter([])
+    if race.last[engine].finite:  # else nothing can be compared with it
+        race.enter(neighbours(engine, choices))
+        _go_on(race, choices)
+    found = measure([engine, *race.in_question()[:FINALISTS]])
+    closest = Row(*race.closest) if race.closest else None
+    return Table(Row(engine, found[engine]), _rows(found, engine), race.looked, closest, choices.layers)
+
+
+def _go_on(race: Race, choices: Choices) -> None:
+    followed: set[Wiring] = set()
+    while len(followed) < MOST_FOLLOWED:
+        origin = next((wiring for wiring in race.promising(BEST, HINT) if wiring not in followed), None)
+        if origin is None:
             break
-        seen.update(origins)
-        for place, origin in enumerate(origins):
-            race.enter(neighbours(origin, choices, every_slot=place == 0))
-    finalists = race.in_question()[:FINALISTS]
-    finalists += _steps_back(finalists, engine)
-    found = measure([engine, *dict.fromkeys(finalists)])
-    rows = sorted((Row(w, s) for w, s in found.items() if w != engine), key=lambda row: -row.overlap.value)
-    closest = next((Row(w, race.last[w]) for w in race.ranked() if w != engine), None)
-    return Table(Row(engine, found[engine]), tuple(rows), race.looked, closest, choices.layers)
+        followed.add(origin)
+        race.enter(neighbours(origin, choices, every_slot=origin == race.ranked()[0]))
 
 
-def _promising(last: Mapping[Wiring, Score], wiring: Wiring, engine: Wiring) -> bool:
-    better, worse = last[wiring], last[engine]
-    return surely(gain(better.overlap, worse.overlap, worse.counts), HINT)
+def stepped_back(table: Table, best: Wiring, measure: Measure) -> Table:
+    """With each thing that `best` mends taken back: these rows tell which mending mattered."""
+    engine = table.engine.wiring
+    steps = [taken_back(best, engine, aspect) for aspect in differences(engine, best)]
+    missing = [wiring for wiring in steps if table.row(wiring) is None]
+    known = {row.wiring: row.score for row in table.rows}
+    return replace(table, rows=_rows({**known, **measure(missing)}, engine)) if missing else table
 
 
-def _steps_back(finalists: Sequence[Wiring], engine: Wiring) -> list[Wiring]:
-    """Of the first few, each mended thing taken back: they tell which mending mattered."""
-    return [
-        other
-        for wiring in finalists[:FOLLOWED]
-        for aspect in differences(engine, wiring)
-        if (other := taken_back(wiring, engine, aspect)) != engine
-    ]
+def _rows(scores: Mapping[Wiring, Score], engine: Wiring) -> tuple[Row, ...]:
+    rows = [Row(wiring, score) for wiring, score in scores.items() if wiring != engine]
+    return tuple(sorted(rows, key=lambda row: -row.overlap.value))
