@@ -137,11 +137,13 @@ Asked = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def asked(texts: Path, capsys: pytest.CaptureFixture[str]) -> Asked:
-    """Runs the command; its document."""
+    """Runs the command; its document. One pass of each target serves all drafters."""
 
     def ask(drafter: Path, engine: str, target: Path = TINY_PAIR / "target") -> dict[str, Any]:
         capsys.readouterr()
-        main([str(target), str(drafter), f"--engine={engine}", f"--prompts={texts}", "--format=json"])
+        kept = texts.parent / target.parent.name
+        options = [f"--engine={engine}", f"--prompts={texts}", f"--resume={kept}", "--format=json"]
+        main([str(target), str(drafter), *options])
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
         return document
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tandem_worker.probe.evidence import Share, gain, share, surely, surely_below, worth_telling
+from tandem_worker.probe.evidence import LEAST_SHARE, Share, gain, share, surely, surely_below, worth_telling
 from tandem_worker.probe.score import Score
 from tandem_worker.probe.wiring import Wiring
 
@@ -72,30 +72,29 @@ class Race:
         return next(((wiring, scores[wiring]) for wiring, scores in others if wiring != self.engine), None)
 
     def promising(self, most: int, wrong: float) -> list[Wiring]:
-        """Of the best few those that may be the best, and are surely better than the engine's."""
-        return [
-            wiring
-            for wiring in self.ranked()[:most]
-            if not surely(_behind(self.last, self.ranked()[0], wiring), LEFT)
-            and surely(_behind(self.last, wiring, self.engine), wrong)
-        ]
+        """Of the best few those that may be the best, and are surely better than the engine's and by no trifle."""
+
+        def better(wiring: Wiring) -> bool:
+            ahead = _ahead(self.last, wiring, self.engine)
+            return surely(ahead, wrong) and ahead.value >= LEAST_SHARE * _overlap(self.last[wiring]).value
+
+        best, *others = self.ranked()[:most]
+        alike = [wiring for wiring in others if not surely(_ahead(self.last, best, wiring), LEFT)]
+        return [wiring for wiring in (best, *alike) if better(wiring)]
 
     def _staying(self, scores: Mapping[Wiring, Score], entered: Iterable[Wiring], kept: int) -> list[Wiring]:
-        ranked = _ranked(scores)
-        good = set(ranked[:kept])
+        best, *_ = ranked = _ranked(scores)
+        good, predicts = set(ranked[:kept]), _overlap(scores[self.engine]).value >= self.least
 
         def stays(wiring: Wiring) -> bool:
-            if surely(_behind(scores, ranked[0], wiring), LEFT) or self._needless(scores, wiring):
+            if surely(_ahead(scores, best, wiring), LEFT):
                 return False
-            return wiring in good or not surely_below(_overlap(scores[wiring]), self.least, LEFT)
+            overlap = _overlap(scores[wiring])
+            if predicts and surely_below(_ahead(scores, wiring, self.engine), worth_telling(overlap.value), LEFT):
+                return False
+            return wiring in good or not surely_below(overlap, self.least, LEFT)
 
         return [wiring for wiring in entered if wiring == self.engine or stays(wiring)]
-
-    def _needless(self, scores: Mapping[Wiring, Score], wiring: Wiring) -> bool:
-        if _overlap(scores[self.engine]).value < self.least:
-            return False
-        worth = worth_telling(_overlap(scores[wiring]).value)
-        return surely_below(_behind(scores, wiring, self.engine), worth, LEFT)
 
 
 def _overlap(score: Score) -> Share:
@@ -106,5 +105,5 @@ def _ranked(scores: Mapping[Wiring, Score]) -> list[Wiring]:
     return sorted(scores, key=lambda wiring: -_overlap(scores[wiring]).value)
 
 
-def _behind(scores: Mapping[Wiring, Score], best: Wiring, wiring: Wiring) -> Share:
-    return gain(scores[best].overlap, scores[wiring].overlap, scores[best].counts)
+def _ahead(scores: Mapping[Wiring, Score], one: Wiring, other: Wiring) -> Share:
+    return gain(scores[one].overlap, scores[other].overlap, scores[one].counts)
