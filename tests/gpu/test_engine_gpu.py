@@ -19,9 +19,9 @@ from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.self_test import observe
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
-from tandem_worker.models.random_pair import llama_8b, random_pair
-from unit.eight_bits import round_layers, twin
+from tandem_worker.models.random_pair import llama_8b, random_pair, round_layers
 from unit.pairs import TINY_PAIR
+from unit.quantising import twin
 from unit.serving import Told, accepted, finish_all, generate, load_pair, prompts, submit
 
 if TYPE_CHECKING:

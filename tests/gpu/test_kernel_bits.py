@@ -14,7 +14,7 @@ from tandem_worker.kernels.attention import GROUP, Partials, Placing, Span, Tili
 from tandem_worker.kernels.linear import PREFILL, TILES, Linear, Role, for_8_bits
 from tandem_worker.kernels.norm import add_norm
 from tandem_worker.kernels.rope import rotate
-from unit.eight_bits import rounded
+from tandem_worker.models.random_pair import rounded
 
 if TYPE_CHECKING:
     from gpu.conftest import Count

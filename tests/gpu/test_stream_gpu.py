@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tandem_worker.probe.stream import stream
+from unit.quantising import int4
 from unit.test_families import MODELS, written
-from unit.test_quantised import TOKENS, int4, of_experts, quantised
+from unit.test_quantised import TOKENS, of_experts, quantised
 from unit.test_stream import LAYER_BYTES, deep_target
 
 CUDA = torch.device("cuda")

@@ -28,8 +28,8 @@ from gpu.test_engine_gpu import differing, engine, tiny
 from random_checkpoint import WIDE, write_target
 from tandem_worker.contract import COMMAND_ALGORITHM, ExitCode, SpeculationCommand, WorkerFailure, WorkerStatus
 from unit.pairs import TINY_PAIR
+from unit.quantising import by_channel, written
 from unit.serving import generate, prompts, wait_for
-from unit.test_quantised_serving import by_channel, written
 
 if TYPE_CHECKING:
     from gpu.conftest import Count

@@ -24,8 +24,8 @@ from tandem_worker.engine.self_test import observe
 from tandem_worker.kernels.attention import Span, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
-from tandem_worker.models.random_pair import llama_8b, random_pair
-from unit.eight_bits import round_layers, twin
+from tandem_worker.models.random_pair import llama_8b, random_pair, round_layers
+from unit.quantising import twin
 from unit.serving import CPU, Told, accepted, finish_all, generate, phases, submit
 
 pytestmark = pytest.mark.filterwarnings(
@@ -167,16 +167,14 @@ def test_a_target_that_stays_in_8_bits_says_what_the_cpu_says() -> None:
     """But for one matrix of floats among q, k and v, which are one product: they are restored."""
     torch.manual_seed(4)
     target = replace(pair()[0].target, hidden_size=32, intermediate_size=48)
-    drafter = replace(pair()[1].drafter, hidden_size=32, intermediate_size=48, target_hidden_size=32)
-    llama, eagle3 = random_pair(target, drafter, CPU, torch.float32)
+    llama, _ = random_pair(target, pair()[1].drafter, CPU, torch.float32)
     for parameter in (*llama.model.layers.parameters(), *llama.lm_head.parameters()):
         parameter.mul_(10 if parameter.dim() == 2 else 1)
     round_layers(llama)
     floats = twin(llama)
     llama.model.layers[1].self_attn.k_proj = floats.model.layers[1].self_attn.k_proj  # type: ignore[union-attr]
-    cpu = Engine(floats, eagle3, EngineOptions(2, 2, 512), Told())
-    gpu = Engine(llama, eagle3, EngineOptions(2, 2, 512, kernels=True), Told())
-    assert generate(gpu, PROMPTS[1:], NEW_TOKENS) == generate(cpu, PROMPTS[1:], NEW_TOKENS)
+    cpu, gpu = (Engine(x, None, EngineOptions(0, 1, 512, kernels=x is llama), Told()) for x in (floats, llama))
+    assert generate(gpu, PROMPTS[1:], 3) == generate(cpu, PROMPTS[1:], 3)
     first, second = gpu.runner.target.target.layers  # type: ignore[union-attr]
     assert {x.weight.dtype for x in (first.qkv, first.out, first.gate_up, first.down)} == {torch.float8_e4m3fn}
     assert (second.qkv.weight.dtype, second.down.weight.dtype) == (torch.float32, torch.float8_e4m3fn)

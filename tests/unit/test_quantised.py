@@ -22,12 +22,12 @@ from tandem_worker.models import reader
 from tandem_worker.models.quantised import kept, mxfp4, scaled, unpacked
 from tandem_worker.probe.stream import stream
 from tandem_worker.probe.streamed import Streamed
+from unit.quantising import Quantise, Tensors, int4
 from unit.test_families import KIMI_YARN, LATENT, MODELS, close, written
 
 FIXTURE = load_file(Path(__file__).parent / "data" / "compressed_tensors.safetensors")  # hack/quantised_fixture.py
 TOKENS = torch.tensor([5, 17, 40])
 EXPERT = "model.layers.{}.mlp.experts.{}.{}_proj"
-Tensors = dict[str, Tensor]
 
 
 # --- one matrix ------------------------------------------------------------------------------------------------------
@@ -121,18 +121,6 @@ def kimi(folder: Path) -> Tensors:
     return load_file(folder / "model.safetensors")
 
 
-def int4(weight: Tensor, group: int = 32) -> tuple[Tensors, Tensor]:
-    """Symmetric, packed; and what it stands for."""
-    groups = weight.unflatten(-1, (-1, group))
-    scale = (groups.abs().amax(-1) / 7).bfloat16()
-    values = (groups / scale[..., None]).round().clamp(-8, 7).to(torch.int32)
-    nibbles = (values.flatten(1) + 8).unflatten(-1, (-1, 8))
-    packed = sum(nibbles[..., i].long() << 4 * i for i in range(8))
-    assert isinstance(packed, Tensor)
-    parts = {"weight_packed": packed.to(torch.uint32).view(torch.int32), "weight_scale": scale}
-    return parts, (values.bfloat16() * scale[..., None]).flatten(1)
-
-
 def float8(weight: Tensor) -> tuple[Tensors, Tensor]:
     """Blocks of 32 by 32."""
     rows, columns = (-(-size // 32) for size in weight.shape)
@@ -140,9 +128,6 @@ def float8(weight: Tensor) -> tuple[Tensors, Tensor]:
     spread = scale.repeat_interleave(32, 0)[: len(weight)].repeat_interleave(32, 1)[:, : weight.shape[1]]
     values = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
     return {"weight": values, "weight_scale_inv": scale}, values.float() * spread
-
-
-Quantise = Callable[[Tensor], tuple[Tensors, Tensor]]
 
 
 def quantised(folder: Path, quantise: Quantise, chosen: Callable[[str], bool]) -> tuple[Path, Path]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,47 +23,11 @@ from tandem_worker.models.layers import Linear
 from tandem_worker.models.load import load_target
 from tandem_worker.server.start import CannotStart, start
 from unit.pairs import TINY_PAIR, copy_of
+from unit.quantising import Quantise, Tensors, by_block, by_channel, by_channel_in_integers, by_tensor, int4, written
 from unit.serving import CPU, accepted, generate, load_pair, make_engine, prompts, tiny_settings
-from unit.test_quantised import Quantise, Tensors, int4
 
-BLOCK = [64, 48]  # of the tiny pair's widths 96 and 144: the last ones are cut off
 DRAFTER = TINY_PAIR / "drafter"
 PROJECTION = "model.layers.3.mlp.down_proj"
-
-
-def scaled_by(spread: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """8-bit values, and the floats that they stand for with their scales `spread` over the matrix."""
-    limit = 127 if dtype is torch.int8 else 448
-    values = (weight.float() / spread).clamp(-limit, limit)
-    stored = (values.round() if dtype is torch.int8 else values).to(dtype)
-    return stored, stored.float() * spread
-
-
-def by_channel(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensors, Tensor]:
-    """compressed-tensors: a scale for each output, in bfloat16, as the products are."""
-    scale = (weight.float().abs().amax(1, keepdim=True) / (127 if dtype is torch.int8 else 448)).bfloat16()
-    values, meant = scaled_by(scale.float(), weight, dtype)
-    return {"weight": values, "weight_scale": scale}, meant.bfloat16()
-
-
-def by_channel_in_integers(weight: Tensor) -> tuple[Tensors, Tensor]:
-    return by_channel(weight, torch.int8)
-
-
-def by_tensor(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Static: with a scale of the activations, which is not applied."""
-    scale = weight.float().abs().max() / 448
-    values, meant = scaled_by(scale, weight, torch.float8_e4m3fn)
-    return {"weight": values, "weight_scale": scale, "input_scale": torch.tensor(0.37)}, meant
-
-
-def by_block(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """DeepSeek's."""
-    rows, columns = (-(-size // step) for size, step in zip(weight.shape, BLOCK, strict=True))
-    scale = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows)) / 200 + 0.001
-    spread = scale.repeat_interleave(BLOCK[0], 0)[: len(weight)].repeat_interleave(BLOCK[1], 1)[:, : weight.shape[1]]
-    values, meant = scaled_by(spread, weight, torch.float8_e4m3fn)
-    return {"weight": values, "weight_scale_inv": scale}, meant
 
 
 FORMS: dict[str, Quantise] = {
@@ -72,20 +37,6 @@ FORMS: dict[str, Quantise] = {
     "int8 by channel": by_channel_in_integers,
     "int4, packed": partial(int4, group=16),
 }
-
-
-def written(folder: Path, quantise: Quantise) -> tuple[Path, Path]:
-    """The tiny pair's target with the matrices of its layers quantised, and the floats that these stand for."""
-    config = {"quantization_config": {"quant_method": "any", "weight_block_size": BLOCK}}
-    stored, meant = copy_of("target", folder / "stored", **config), copy_of("target", folder / "meant")
-    tensors = load_file(stored / "model.safetensors")
-    floats = dict(tensors)
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        parts, floats[name] = quantise(tensors.pop(name))
-        tensors |= {name.removesuffix("weight") + part: value for part, value in parts.items()}
-    save_file(tensors, stored / "model.safetensors")
-    save_file({name: tensor.contiguous() for name, tensor in floats.items()}, meant / "model.safetensors")
-    return stored, meant
 
 
 def same_weights(stored: Path, meant: Path) -> bool:
@@ -198,6 +149,19 @@ def test_what_is_not_read_is_refused_by_validation_and_by_the_worker_in_the_same
     with pytest.raises(CannotStart) as caught:
         start(replace(tiny_settings(), target=stored))
     assert caught.value.failure.message == finding.message
+
+
+@pytest.mark.parametrize("rotations", [{}, {"config_groups": {"R3": {"type": "hadamard"}}}])
+def test_weights_that_ask_for_rotated_activations_are_refused(tmp_path: Path, rotations: dict[str, Any]) -> None:
+    method = {"quant_method": "compressed-tensors", "transform_config": rotations}
+    target = copy_of("target", tmp_path, quantization_config=method)
+    verdict, findings = judged(target)
+    if not rotations:
+        assert verdict is Verdict.FITS
+        return
+    assert [finding.where for finding in findings] == ["quantization_config.transform_config"]
+    with pytest.raises(CannotStart, match="activations are to be rotated"):
+        start(replace(tiny_settings(), target=target))
 
 
 def test_a_layer_of_floats_among_quantised_ones_is_read_as_it_stands(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class Source:
             else:
                 result.append(Stored(name, parts, shape, self._block))
         findings = [self._missing(missing)] if missing else []
+        findings += _rotations(self.checkpoint.config)
         findings += [_and_more(alike) for alike in refused.values()]
         if findings:
             raise CheckpointError(*findings)
@@ -168,9 +169,28 @@ def _covers(scale: Shape, matrix: Shape, block: tuple[int, int]) -> bool:
     return all(n in (1, size, -(-size // step)) for n, size, step in zip(scale, matrix, block, strict=True))
 
 
+def _quantizations(config: Config) -> tuple[Config, ...]:
+    return tuple(level.nested("quantization_config") for level in (config.nested("text_config"), config))
+
+
+def _rotations(config: Config) -> Iterable[Finding]:
+    """compressed-tensors' transforms: activations are to be rotated, too, while the model runs (SpinQuant, QuIP)."""
+    for method in _quantizations(config):
+        if method.raw("transform_config"):
+            yield error(
+                "TDM-QUANTIZATION-NOT-READ",
+                "The target's quantization_config has a transform_config: activations are to be rotated as well, which "
+                "is not done here.",
+                file=config.file,
+                where="quantization_config.transform_config",
+                expected="weights that are quantised as they are",
+                action="Use a checkpoint that was quantised without rotations, or another engine.",
+            )
+
+
 def _block(config: Config) -> tuple[int, int]:
-    for level in (config.nested("text_config"), config):
-        size = level.nested("quantization_config").raw("weight_block_size")
+    for method in _quantizations(config):
+        size = method.raw("weight_block_size")
         if isinstance(size, list) and len(size) == 2 and all(isinstance(step, int) and step > 0 for step in size):
             return size[0], size[1]
     return BLOCK

@@ -28,7 +28,7 @@ def weight_values(pairing: Pairing) -> Iterable[Finding]:
     tensors += [target[name] for name in EMBEDDINGS if name in target and target[name].dtype in FLOATS]
     if pairing.engine.name == "builtin":  # which runs targets of this size
         small = [tensor for tensor in target.values() if len(tensor.shape) == 1 and tensor.dtype in FLOATS]
-        tensors += [tensor for tensor in small if not tensor.name.endswith(UNAPPLIED)]
+        tensors += [tensor for tensor in small if tensor.name.rpartition(".")[2] not in UNAPPLIED]
     empty: list[TensorInfo] = []
     for tensor in tensors:
         if unwritten(tensor):

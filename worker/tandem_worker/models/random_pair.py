@@ -5,12 +5,14 @@ real; its text is not, and its drafter knows nothing.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tandem_worker.checkpoint.description import Drafter, Target
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.families import FAMILIES
+from tandem_worker.models.layers import Linear
 from tandem_worker.models.llama import Llama
+from tandem_worker.models.quantised import Kept
 
 SCALE = 0.02
 
@@ -73,3 +75,19 @@ def random_pair(target: Target, drafter: Drafter, device: torch.device, dtype: t
     step = drafter.vocab_size // drafter.draft_vocab_size
     eagle3.d2t = torch.arange(drafter.draft_vocab_size, device=device) * (step - 1)
     return llama.eval(), eagle3.eval()
+
+
+def rounded(weight: Tensor, columns: int | None = None, dtype: torch.dtype = torch.float8_e4m3fn) -> Kept:
+    """Scales by output, and by block of so many columns."""
+    blocks = weight.float().unflatten(1, (-1, columns or weight.shape[1]))
+    largest = 127 if dtype is torch.int8 else 448
+    scale = blocks.abs().amax(-1) / largest
+    values = (blocks / scale[..., None]).flatten(1).clamp(-largest, largest)
+    return Kept((values.round() if dtype is torch.int8 else values).to(dtype), scale.T.contiguous())
+
+
+def round_layers(llama: Llama, columns: int | None = None) -> None:
+    """To FP8, which stays so."""
+    for module in llama.model.layers.modules():
+        if isinstance(module, Linear):
+            module.keep(rounded(module.weight, columns))
