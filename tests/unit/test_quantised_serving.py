@@ -112,11 +112,17 @@ def quantised_head(tensors: Tensors) -> None:
     tensors |= {f"lm_head.{part}": value for part, value in by_channel(tensors["lm_head.weight"])[0].items()}
 
 
+def norm_of_8_bits(tensors: Tensors) -> None:
+    tensors |= {"model.norm.weight": torch.ones(96).to(torch.float8_e4m3fn), "model.norm.weight_scale": torch.ones(1)}
+
+
 INTEGERS = torch.zeros(96, 144, dtype=torch.int8)
 NOT_READ: dict[str, tuple[Callable[[Tensors], None], str]] = {
     "no scale": (change("weight_scale", None), "weight is F8_E4M3 without a scale"),
     "a scale of another matrix": (change("weight_scale", torch.ones(95, 1)), "weight_scale is F32 [95, 1]"),
     "a scale of no shape": (change("weight_scale", torch.ones(96, 1, 1)), "weight_scale is F32 [96, 1, 1]"),
+    "one scale in a heap": (change("weight_scale", torch.ones(1, 1, 1)), "weight_scale is F32 [1, 1, 1]"),
+    "a norm of 8 bits": (norm_of_8_bits, "model.norm.weight_scale is F32 [1] for a matrix of [96]"),
     "scales that are no floats": (change("weight_scale", torch.ones(96, 1).byte()), "weight_scale is U8 [96, 1]"),
     "AWQ": (all_of(change("weight", None), change("qweight", torch.ones(2))), "qweight belongs to a quantisation"),
     "NVFP4": (change("weight", torch.zeros(96, 72, dtype=torch.uint8)), "weight is stored as U8"),

@@ -162,10 +162,10 @@ class Source:
 
 def _covers(scale: Shape, matrix: Shape, block: tuple[int, int]) -> bool:
     """One for all, one for each output, or a grid that has for each dimension one, all, or one for each block."""
-    if prod(scale) == 1 or scale == matrix[:1]:
-        return True
-    if not len(scale) == len(matrix) == 2:
+    if len(matrix) != 2 or len(scale) > 2:
         return False
+    if len(scale) < 2:
+        return prod(scale) == 1 or scale == matrix[:1]
     return all(n in (1, size, -(-size // step)) for n, size, step in zip(scale, matrix, block, strict=True))
 
 
