@@ -14,6 +14,8 @@ endif
 
 # The environment holds the dependencies only: a checkout runs its own code, whoever else uses the environment.
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/worker:$(CURDIR)/hack
+# Byte code is kept, whatever the shell says: the environment is made without any, and each process would compile anew.
+export PYTHONDONTWRITEBYTECODE =
 # Named here, because $(shell) is not told of what is exported.
 SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -m setup
 RUN = "$(shell $(SETUP) path)/bin/python" -m

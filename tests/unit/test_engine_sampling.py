@@ -10,17 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from tandem_worker.engine import engine as engine_module
 from tandem_worker.engine.choosing import BROKEN, Row, choose
@@ -73,19 +66,19 @@ def oracle(logits: Tensor, sampling: Sampling, prompt: list[int], generated: lis
     x = logits.double()[None].clone()
     for token, value in sampling.logit_bias:
         x[0, token] += value
-    processors = LogitsProcessorList()
+    processors = transformers.LogitsProcessorList()
     if sampling.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        processors.append(transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     x = processors(ids(prompt + generated), x)
     for token in set(generated):
         x[0, token] -= sampling.presence_penalty + sampling.frequency_penalty * generated.count(token)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    warpers = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
+        warpers.append(transformers.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
-        warpers.append(TopPLogitsWarper(sampling.top_p))
+        warpers.append(transformers.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
-        warpers.append(MinPLogitsWarper(sampling.min_p))
+        warpers.append(transformers.MinPLogitsWarper(sampling.min_p))
     return warpers(ids(prompt + generated), x)[0].softmax(-1)
 
 

@@ -10,25 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 from tandem_worker.checkpoint import CheckpointError, Drafter, open_checkpoint, read_target
 from tandem_worker.checkpoint.describe import ARCHITECTURES
@@ -111,22 +97,28 @@ MODELS_CONFIGS: dict[str, Callable[[], dict[str, Any]]] = {
     "llama3": lambda: {"architectures": ["LlamaForCausalLM"], **SIZES, "rope_parameters": LLAMA3},
     "gpt-oss": lambda: {"architectures": ["GptOssForCausalLM"], **GPT_OSS},
 }
-Make = Callable[[], PreTrainedModel]
+Make = Callable[[], "transformers.PreTrainedModel"]  # nothing of it is loaded before it is used: that takes seconds
 MODELS: dict[str, Make] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=10, tie_word_embeddings=True)),
-    "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
-    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=YARN, attention_bias=True)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=12)),
-    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1])
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, head_dim=10, tie_word_embeddings=True)
     ),
-    "qwen3-moe-as-they-are": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS)),
-    "deepseek-v3": lambda: DeepseekV3ForCausalLM(
-        DeepseekV3Config(**LATENT, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN)
+    "llama3": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama-yarn": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, rope_parameters=YARN, attention_bias=True)
     ),
-    "deepseek-v3-plain": lambda: DeepseekV3ForCausalLM(
-        DeepseekV3Config(
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=12)),
+    "qwen3-moe": lambda: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1])
+    ),
+    "qwen3-moe-as-they-are": lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SIZES, **EXPERTS)),
+    "deepseek-v3": lambda: transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(
+            **LATENT, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN
+        )
+    ),
+    "deepseek-v3-plain": lambda: transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(
             **{**LATENT, "q_lora_rank": None, "n_shared_experts": 2},
             n_group=2,
             topk_group=1,
@@ -134,14 +126,16 @@ MODELS: dict[str, Make] = {
             rope_interleave=False,
         )
     ),
-    "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**GPT_OSS)),
-    "kimi-k2": lambda: DeepseekV3ForCausalLM(
-        DeepseekV3Config(**LATENT, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_parameters=KIMI_YARN)
+    "gpt-oss": lambda: transformers.GptOssForCausalLM(transformers.GptOssConfig(**GPT_OSS)),
+    "kimi-k2": lambda: transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(
+            **LATENT, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_parameters=KIMI_YARN
+        )
     ),
 }
 
 
-def written(make: Make, folder: Path) -> PreTrainedModel:
+def written(make: Make, folder: Path) -> transformers.PreTrainedModel:
     """A model whose every parameter matters, saved as its authors would."""
     torch.manual_seed(0)
     model = make().eval()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_drafter, read_target
 from tandem_worker.checks import resolve
@@ -19,7 +19,7 @@ from unit.serving import CPU, accepted, generate, load_pair, make_engine, prompt
 
 def test_target_equals_transformers_on_the_tiny_pair() -> None:
     llama, _ = tiny_pair()
-    reference = LlamaForCausalLM.from_pretrained(TINY_PAIR / "target", dtype=torch.float32).eval()
+    reference = transformers.LlamaForCausalLM.from_pretrained(TINY_PAIR / "target", dtype=torch.float32).eval()
     tokens = torch.tensor([prompts()[0][:48], prompts()[1][:48]])
     with torch.no_grad():
         expected = reference(tokens, output_hidden_states=True)
@@ -32,7 +32,7 @@ def test_target_equals_transformers_on_the_tiny_pair() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_target_equals_transformers_with_grouped_heads_of_their_own_size(tmp_path: Path, tied: bool) -> None:
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=50,
         hidden_size=24,
         intermediate_size=40,
@@ -44,7 +44,7 @@ def test_target_equals_transformers_with_grouped_heads_of_their_own_size(tmp_pat
         tie_word_embeddings=tied,
     )
     torch.manual_seed(0)
-    reference = LlamaForCausalLM(config).eval()
+    reference = transformers.LlamaForCausalLM(config).eval()
     reference.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     llama = load_target(checkpoint, read_target(checkpoint), torch.float32, CPU)
@@ -55,7 +55,7 @@ def test_target_equals_transformers_with_grouped_heads_of_their_own_size(tmp_pat
 
 
 def test_greedy_text_equals_transformers() -> None:
-    reference = LlamaForCausalLM.from_pretrained(TINY_PAIR / "target", dtype=torch.float32).eval()
+    reference = transformers.LlamaForCausalLM.from_pretrained(TINY_PAIR / "target", dtype=torch.float32).eval()
     for prompt in prompts()[:4]:
         with torch.no_grad():
             text = reference.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from static import targets
 from static.build import Model, target
@@ -204,12 +204,14 @@ def read_by_us(config: dict[str, Any]) -> DeclaredTarget:
         return read_declared_target(open_checkpoint(model.write(Path(folder, "target"))))
 
 
-def read_by_transformers(config: dict[str, Any]) -> PreTrainedConfig:
-    parsed: PreTrainedConfig = CONFIG_MAPPING[config["model_type"]].from_dict(json.loads(json.dumps(config)))
+def read_by_transformers(config: dict[str, Any]) -> transformers.PreTrainedConfig:
+    parsed: transformers.PreTrainedConfig = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(
+        json.loads(json.dumps(config))
+    )
     return parsed
 
 
-def theta_of(config: PreTrainedConfig) -> float:
+def theta_of(config: transformers.PreTrainedConfig) -> float:
     parameters = config.rope_parameters
     theta: float = parameters.get("full_attention", parameters)["rope_theta"]
     return theta
@@ -251,7 +253,7 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(name: str, absen
 
 @pytest.mark.parametrize("model_type", sorted(set(CLASS_DEFAULTS) - {"kimi_k2"}))
 def test_each_default_that_is_told_is_that_of_the_class(model_type: str) -> None:
-    config = CONFIG_MAPPING[model_type]()
+    config = transformers.CONFIG_MAPPING[model_type]()
     text = config.get_text_config()
     for name, value in CLASS_DEFAULTS[model_type].items():
         assert (theta_of(text) if name == "rope_theta" else getattr(text, name)) == value, name

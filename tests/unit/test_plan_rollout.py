@@ -565,6 +565,17 @@ def test_a_stable_revision_whose_record_was_deleted_is_switched_off_when_it_coll
     assert world.condition("SpeculationActive")[:2] == ("False", "NothingAccepted")
 
 
+def test_a_stable_revision_whose_record_was_deleted_is_quarantined_when_a_new_worker_shows_no_life() -> None:
+    world = without_a_record()
+    world.lives["a"] = Life(self_test=SelfTestOutcome.NO_LIFE)
+    gone = next(iter(world.pods))
+    del world.pods[gone], world.workers[gone]
+    world.run(3)
+    assert [(q.revision, q.reason) for q in world.status.quarantined] == [
+        (world.status.stable_revision, "SelfTestFailed")
+    ]
+
+
 def test_a_stable_revision_whose_record_was_deleted_speculates_again_when_the_user_says_retry() -> None:
     world = without_a_record()
     world.lives["a"] = Life(rate=DEAD)

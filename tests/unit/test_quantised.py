@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tandem_worker.checkpoint import CheckpointError, TensorInfo
 from tandem_worker.checkpoint.source import Stored
@@ -50,7 +48,10 @@ def test_scaled_floats_are_read_as_compressed_tensors_reads_them(name: str) -> N
 def test_scales_of_blocks_are_read_as_transformers_reads_them() -> None:
     values = torch.randn(256, 384).to(torch.float8_e4m3fn)
     scale = torch.rand(2, 3) + 0.5
-    assert torch.equal(scaled(values, scale, (128, 128)), Fp8Dequantize(None)._dequantize_one(values, scale))
+    assert torch.equal(
+        scaled(values, scale, (128, 128)),
+        transformers.integrations.finegrained_fp8.Fp8Dequantize(None)._dequantize_one(values, scale),
+    )
 
 
 def test_the_last_block_may_be_cut_off() -> None:
@@ -106,7 +107,9 @@ def blocks_and_scales(*shape: int) -> tuple[Tensor, Tensor]:
 
 def test_four_bit_floats_are_read_as_transformers_reads_them() -> None:
     blocks, scales = blocks_and_scales(6, 10, 2)
-    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, I, O]: turned over
+    expected = transformers.integrations.mxfp4.convert_moe_packed_tensors(
+        blocks, scales, dtype=torch.float32
+    )  # [E, I, O]: turned over
     assert torch.equal(torch.stack([mxfp4(*one).T for one in zip(blocks, scales, strict=True)]), expected)
 
 
@@ -116,8 +119,10 @@ def test_four_bit_floats_are_read_as_transformers_reads_them() -> None:
 def kimi(folder: Path) -> Tensors:
     """Written to `folder`; returns its tensors."""
     sizes = {**LATENT, "hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
-    config = DeepseekV3Config(**sizes, n_group=1, topk_group=1, routed_scaling_factor=2.8, rope_parameters=KIMI_YARN)
-    written(lambda: DeepseekV3ForCausalLM(config), folder)
+    config = transformers.DeepseekV3Config(
+        **sizes, n_group=1, topk_group=1, routed_scaling_factor=2.8, rope_parameters=KIMI_YARN
+    )
+    written(lambda: transformers.DeepseekV3ForCausalLM(config), folder)
     return load_file(folder / "model.safetensors")
 
 
@@ -182,7 +187,9 @@ def test_stacked_experts_of_four_bit_floats_stream_as_the_weights_they_stand_for
         experts, inputs, outputs = meant[name].shape
         blocks, scales = blocks_and_scales(experts, outputs, inputs // 32)
         stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        meant[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+        meant[name] = transformers.integrations.mxfp4.convert_moe_packed_tensors(
+            blocks, scales, dtype=torch.float32
+        ).contiguous()
         del stored[name]
     save_file(meant, tmp_path / "meant" / "model.safetensors")
     (tmp_path / "stored").mkdir()

@@ -228,7 +228,7 @@ def refused_at_start(context: Context, revision: str, retry: str) -> Refused | N
     recipe = context.observed.recipe(revision)
     for pod in context.observed.of(revision):
         worker = context.observed.worker(pod)
-        if recipe is None or not pod.ready or pod.retry != retry or pod.target_alone:
+        if not pod.ready or pod.retry != retry or pod.target_alone:
             continue
         if worker.status and worker.status.self_test.outcome == SelfTestOutcome.NO_LIFE:
             drafts = worker.status.self_test.drafts
@@ -237,7 +237,7 @@ def refused_at_start(context: Context, revision: str, retry: str) -> Refused | N
                 "target as this engine wires it"
             )
             return Refused("SelfTestFailed", message)
-        if worker.version and not same_version(worker.version, recipe.engine.version or ""):
+        if recipe and worker.version and not same_version(worker.version, recipe.engine.version or ""):
             message = (
                 f"{pod.name} runs {recipe.engine.type} {worker.version}, and the pair was validated for "
                 f"{recipe.engine.version}: set engine.version to what the image holds"
