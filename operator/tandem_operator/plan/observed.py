@@ -50,8 +50,9 @@ class Worker:
         return self.status.speculation_enabled if self.status else self.started_speculating
 
     @property
-    def has_drafter(self) -> bool:
-        return self.status.resolution is not None if self.status else bool(self.started_speculating)
+    def has_drafter(self) -> bool | None:
+        """None: it could not be asked."""
+        return self.status.resolution is not None if self.status else self.started_speculating
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,11 @@ class Observed:
         return next((h.recipe for h in self.history if h.revision == revision), None)
 
     def speculates(self, revision: str) -> bool:
-        """Whether its workers have a drafter. When its record was deleted, they are asked."""
+        """Whether its workers have a drafter. When its record was deleted, they are asked; as long as none answers, it
+        may be so."""
         if recipe := self.recipe(revision):
             return recipe.speculates
-        return any(self.worker(pod).has_drafter for pod in self.of(revision))
+        return all(self.worker(pod).has_drafter is not False for pod in self.of(revision))
 
 
 @dataclass(frozen=True)

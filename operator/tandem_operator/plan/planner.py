@@ -90,7 +90,7 @@ def _with_image(recipe: Recipe, context: Context) -> Recipe:
 def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     """Steady state: judge the revision that serves, and quarantine it when it collapsed."""
     stable = status.stable_revision
-    if not context.observed.speculates(stable):
+    if not stable or not context.observed.speculates(stable):
         return status
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
     if blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
