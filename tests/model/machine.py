@@ -218,7 +218,7 @@ class Rollouts(RuleBasedStateMachine):
         self._comes_to_rest()
         if self.cluster.spec.paused or self.cluster.deaf:
             # What a pause, or a worker that could not be read, kept from being looked at is seen before another try is
-            # asked for. (One that stayed unread and on, of a revision whose record is lost, would count as new: seed 108.)
+            # asked for. Of a revision whose record is lost such a worker is not replaced at a retry (seed 108).
             self.cluster.deaf = set()
             self.pause(paused=False)
             self._comes_to_rest()
