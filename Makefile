@@ -35,9 +35,9 @@ bundle: venv kube ## build/bundle: what the demo needs on a GPU machine without 
 demo-down: venv ## stop what `make demo KEEP=1` left
 	@$(RUN) demo down
 
-# Five at once on two cores: the cluster tests mostly wait for pods, the unit tests take what is left.
+# Six at once on two cores: the cluster tests mostly wait for pods, the unit tests take what is left.
 test: venv kube tools lint ## lint, unit tests, cluster tests (PYTEST="-k name" to choose, PYTEST="-n 0 ..." one by one)
-	@$(RUN) pytest -n 5 --dist worksteal $(PYTEST)
+	@$(RUN) pytest -n 6 --dist worksteal $(PYTEST)
 
 e2e: venv kube tools ## Tandem on a real kubelet, in built images, by helm (root, Debian; OPTIONAL=1: or say why not)
 	@made="$$($(RUN) images.node $(if $(OPTIONAL),,--required))" && \
