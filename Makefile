@@ -49,7 +49,7 @@ gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder); write
 lint: venv ## ruff and mypy
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
-	@$(RUN) mypy operator worker hack tests
+	@$(RUN) mypy --cache-dir "$(shell $(SETUP) path)/mypy" operator worker hack tests
 
 format: venv ## let ruff lay out and mend the code
 	@$(RUN) ruff format .
