@@ -18,6 +18,7 @@ from tandem_operator import names
 from tandem_operator.api import Spec, Status
 from tandem_operator.api.status import Counts
 from tandem_operator.plan import Context, Observed, Plan, plan
+from tandem_operator.plan.clock import with_right_times
 from tandem_operator.plan.observed import Pod, Worker
 from tandem_operator.plan.revisions import spec_hash
 from tandem_worker.contract import Fingerprints, ValidationReport, Verdict
@@ -29,7 +30,7 @@ DEAF = Worker(problem="/metrics does not answer")
 
 
 class Pass(NamedTuple):
-    """One pass of the operator: what it saw, and what it decided."""
+    """One pass of the operator: what it saw, with its times as the clock is now, and what it decided."""
 
     seen: Observed
     decided: Plan
@@ -74,7 +75,8 @@ class Cluster(World):
         self._serve()
         now, before = self.observed(), self.known
         seen = replace(now, **{kind: getattr(before, kind) for kind in late}) if before else now
-        decided = plan(Context(seen, SETTINGS, self.now, self.clock_set))
+        context = Context(seen, SETTINGS, self.now, self.clock_set)
+        decided = plan(context)
         # The status is replaced under the version that was seen: one that is no more is refused.
         refused = seen.resource is not now.resource and self.version != self._version_known
         writes = self.writes(decided)[: -1 if refused else None]
@@ -86,7 +88,7 @@ class Cluster(World):
         self._version_known = self.version
         self.known = None if crashed else self.observed()
         self._settle()
-        return Pass(seen, decided)
+        return Pass(with_right_times(context).observed, decided)
 
     def restart_container(self, uid: str) -> None:
         """Its counters begin at zero, and what it was told is forgotten."""

@@ -216,14 +216,11 @@ class Rollouts(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._comes_to_rest()
-        if self.cluster.spec.paused or self.cluster.deaf:
-            # What a pause, or a worker that could not be read, kept from being looked at is seen before another try is
-            # asked for. Of a revision whose record is lost such a worker is not replaced at a retry (seed 108).
-            self.cluster.deaf = set()
+        if self.cluster.spec.paused:  # what a pause kept from being looked at is seen before another try is asked for
             self.pause(paused=False)
             self._comes_to_rest()
         self.cluster.lives = {drafter: Life(rate=HEALTHY) for drafter in DRAFTERS}
-        self.cluster.verdicts = {}
+        self.cluster.verdicts, self.cluster.deaf = {}, set()
         self.cluster.requests_per_step = 40
         self.rollout |= {"steps": [{"weight": 30}, {"weight": 60}], "analysis": ANALYSIS}
         self.pause(paused=False)

@@ -23,6 +23,7 @@ from tandem_operator.plan.conditions import Seen as Condition
 from tandem_operator.plan.conditions import count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context, Pod
+from tandem_operator.plan.quarantine import retry_of_workers
 from tandem_worker.contract import SELF_TEST_DRAFTS, SelfTestOutcome
 
 MEASUREMENTS_KEPT = 10
@@ -108,15 +109,18 @@ def warm_up(context: Context, status: Status, revision: str) -> Status:
 
 
 def _sampled(context: Context, status: Status, revision: str) -> tuple[Window, Counts | None]:
+    """A worker that a retry is about to replace adds nothing: one that could not be told to stop, or not be read, shows
+    only now what it drafted before the retry."""
     window = window_of(context, status, revision)
     interval = timedelta(seconds=context.observed.resource.spec.rollout.analysis.interval_seconds)
     if context.now - window.sampled_at < interval:
         return window, None
-    readings = []
+    readings, retry = [], retry_of_workers(context, status, revision)
     for pod in context.observed.of(revision):
         worker = context.observed.worker(pod)
         if worker.counts is not None and worker.speculating is not None:
-            readings.append(Reading(pod.uid, worker.counts, worker.speculating, worker.running))
+            replaced = pod.retry != retry and context.observed.recipe(revision) is not None
+            readings.append(Reading(pod.uid, worker.counts, worker.speculating and not replaced, worker.running))
     window, added = evidence.sample(window, readings, context.now)
     return evidence.forget(window, frozenset(pod.uid for pod in context.observed.pods)), added
 
