@@ -65,12 +65,10 @@ async def _streamed(answer: aiohttp.ClientResponse, asked: Asked) -> Outcome:
                 endings[choice["index"]] = choice["finish_reason"]
         now, told = time.perf_counter(), event["usage"]["completion_tokens"] if event.get("usage") else tokens
         if told > tokens:
-            if asked.choices > 1:
-                pass
-            elif first is None:
-                first = now - asked_at
-            else:
+            if asked.choices == 1 and first is not None:
                 gaps.append((now - newest, told - tokens))
+            elif asked.choices == 1:
+                first = now - asked_at
             newest, tokens = now, told
         events += 1
         if asked.leave_after_events is not None and events >= asked.leave_after_events:

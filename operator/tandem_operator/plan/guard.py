@@ -115,12 +115,13 @@ def _sampled(context: Context, status: Status, revision: str) -> tuple[Window, C
     interval = timedelta(seconds=context.observed.resource.spec.rollout.analysis.interval_seconds)
     if context.now - window.sampled_at < interval:
         return window, None
+    replaceable = context.observed.recipe(revision) is not None
     readings, retry = [], retry_of_workers(context, status, revision)
     for pod in context.observed.of(revision):
         worker = context.observed.worker(pod)
         if worker.counts is not None and worker.speculating is not None:
-            replaced = pod.retry != retry and context.observed.recipe(revision) is not None
-            readings.append(Reading(pod.uid, worker.counts, worker.speculating and not replaced, worker.running))
+            drafting = worker.speculating and not (replaceable and pod.retry != retry)
+            readings.append(Reading(pod.uid, worker.counts, drafting, worker.running))
     window, added = evidence.sample(window, readings, context.now)
     return evidence.forget(window, frozenset(pod.uid for pod in context.observed.pods)), added
 

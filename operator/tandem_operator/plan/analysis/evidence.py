@@ -25,8 +25,8 @@ FROZEN_LOOKS = 3
 
 
 class Reading(NamedTuple):
-    """Counters of one source. `drafting`: False while its speculation is off; what it serves then says nothing of the
-    drafter, so it only moves the reading from which the next increment counts."""
+    """Counters of one source. `drafting`: False while its speculation is off, or what it drafted is no evidence of what
+    is judged now; so it only moves the reading from which the next increment counts."""
 
     source: str
     counts: Counts
