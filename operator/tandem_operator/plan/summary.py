@@ -91,11 +91,11 @@ def speculation_active(context: Context, status: Status, checked: Checked) -> Se
     if not stable:
         return Seen("SpeculationActive", "Unknown", "NotServing", "no stable revision serves yet")
     recipe = context.observed.recipe(stable)
-    if recipe and not recipe.speculates and checked.refused:
-        message = f"revision {stable} runs the target alone: the pair was refused, and validation.onInvalid says so"
-        return Seen("SpeculationActive", "False", "PairRefused", message)
     if recipe and not recipe.speculates:
-        return Seen("SpeculationActive", "False", "DisabledBySpec", f"revision {stable} runs the target alone")
+        reason, why = "DisabledBySpec", ""
+        if checked.refused:
+            reason, why = "PairRefused", ": the pair was refused, and validation.onInvalid says so"
+        return Seen("SpeculationActive", "False", reason, f"revision {stable} runs the target alone{why}")
     entry = blocked(context, status, stable)
     pods = guard.ready_pods(context, stable)
     reported = [(pod, w) for pod in pods if (w := context.observed.worker(pod)).speculating is not None]
