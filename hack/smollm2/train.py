@@ -2,18 +2,18 @@
 
     python -m smollm2.train --target build/smollm2/target --out build/smollm2/drafter --device cuda
 
-1. The model writes the users' turns, too: after the chat header it is sampled at temperature 1 up to the end of the
-   turn, then it answers, one text in three greedily (Magpie, arXiv 2406.08464). No data set is needed. One text in
-   fifty is held out.
+1. The model writes the users' turns, too: after the chat template's opening it is sampled at temperature 1 up to the
+   end of the turn, then it answers, half of them greedily (Magpie, arXiv 2406.08464). No data set is needed. One prompt
+   in fifty is held out, and is in no text to learn from.
 2. The draft vocabulary is the most frequent tokens of the answers.
 3. The drafter learns from the target's true streams and, as in service, from its own hidden states: STEPS unrolled
    draft steps, soft cross-entropy against the target's distribution on the draft vocabulary, step j weighted by 0.8**j
    (training-time test, arXiv 2503.01840).
-4. Measured is the accept length of greedy answers to the held-out prompts, by the engine that serves.
+4. Measured is the accept length of greedy answers, by the engine that serves: to the held-out prompts, and to the
+   English questions of the probe's calibration text, which people wrote.
 
-The defaults are meant for ten minutes on one H200 and have not been tried. That the script runs shows within a minute
-on a CPU with `--target examples/tiny-pair/target --device cpu --texts 6 --steps 3 --rows 2 --batch 6 --answer-tokens 24
---draft-vocab 64`; what it trains then is worth nothing.
+The defaults are meant for ten minutes on one H200. That the script runs shows within a minute on a CPU with `--device
+cpu --texts 60 --steps 3 --rows 2 --batch 60 --answer-tokens 24 --draft-vocab 64`; what it trains then is worth nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -31,21 +32,27 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tandem_worker.checkpoint import open_checkpoint, read_target
+from smollm2.writing import write
+from tandem_worker.checkpoint import Checkpoint, open_checkpoint, read_target
 from tandem_worker.checkpoint.description import Drafter, Target
 from tandem_worker.contract import Origin
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.record import NoRecord
-from tandem_worker.engine.request import Finish, Listener, Request, Sampling
+from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.load import load_target
 from tandem_worker.models.teacher_forced import UnrolledAttention
+from tandem_worker.probe.prompts import SHIPPED
+from tandem_worker.probe.template import Sandbox, read_template
 from tiny_pair.learning import optimise
 
-USER, ASSISTANT = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 USER_TOKENS = 96
+GREEDY_OF, HELD_OUT_OF = 2, 50
+ASKED_KINDS = ("chat", "code", "maths")
+MARK = "USER_TURN"
 CONTEXT, STEPS, STEP_DECAY, DRAFT_LENGTH = 512, 5, 0.8, 5
+MEASURED_BATCH, MEASURED_TOKENS = 32, 256
 LEARNING_RATE = 1e-3
 
 
@@ -60,34 +67,54 @@ class Accepted(NoRecord):
         self.tokens += accepted
 
 
-def written(engine: Engine, asked: Sequence[tuple[list[int], Sampling]]) -> list[list[int]]:
-    """What the model says after each prompt, end token included."""
-    texts: list[list[int]] = [[] for _ in asked]
+class Talk(NamedTuple):
+    user: list[int]  # what the user says
+    prompt: list[int]  # that within the template's text, up to where the answer begins
+    answer: list[int]  # end token included, if it came to that
 
-    def listener(text: list[int]) -> Listener:
-        def listen(tokens: list[int], finish: Finish | None) -> None:
-            text.extend(tokens)
 
-        return listen
+class Chat:
+    """The target's template around one user's turn."""
 
-    for (prompt, sampling), text in zip(asked, texts, strict=True):
-        engine.submit(Request(tuple(prompt), sampling, listener(text)))
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        template, sandbox = read_template(checkpoint), Sandbox()
+        assert template is not None
+        text = sandbox.render(template, [[{"role": "user", "content": MARK}]], add_generation_prompt=True)[0]
+        sandbox.close()
+        self.tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+        self.before, self.behind = (self.tokenizer.encode(part).ids for part in text.split(MARK))
+
+    def prompt(self, user: list[int]) -> list[int]:
+        return [*self.before, *user, *self.behind]
+
+
+def talks(llama: Llama, chat: Chat, count: int, longest: int, batch: int) -> list[Talk]:
+    """So many conversations, `batch` written at once. longest: tokens of an answer."""
+    said: list[Talk] = []
+    while len(said) < count:
+        size = min(batch, count - len(said))
+        turns = write(llama, [chat.before] * size, [False] * size, min(USER_TOKENS, longest))
+        users = [_without_end(turn, llama) for turn in turns]
+        prompts = [chat.prompt(user) for user in users]
+        answers = write(llama, prompts, [i % GREEDY_OF == 0 for i in range(size)], longest)
+        said += map(Talk, users, prompts, answers)
+        print(f"{len(said)} of {count} texts", flush=True)
+    return said
+
+
+def _without_end(turn: list[int], llama: Llama) -> list[int]:
+    return turn[:-1] if turn and turn[-1] in llama.target.eos_token_ids else turn
+
+
+def accept_length(llama: Llama, eagle3: Eagle3, prompts: Sequence[list[int]], options: EngineOptions) -> float:
+    """Of greedy answers to them."""
+    accepted = Accepted()
+    engine = Engine(llama, eagle3, options, accepted)
+    for prompt in prompts:
+        engine.submit(Request(tuple(prompt), Sampling(MEASURED_TOKENS), lambda tokens, finish: None))
     while not engine.idle:
         engine.step()
-    return texts
-
-
-def talks(engine: Engine, tokenizer: Tokenizer, count: int, longest: int) -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer) of so many conversations. longest: tokens of an answer."""
-    user, assistant = (tokenizer.encode(part).ids for part in (USER, ASSISTANT))
-    asked = [(user, Sampling(min(USER_TOKENS, longest), 1.0, seed=i)) for i in range(count)]
-    prompts = [[*user, *_without_end(turn, engine), *assistant] for turn in written(engine, asked)]
-    answering = [(p, Sampling(longest, 0.0 if i % 3 == 0 else 1.0, seed=i)) for i, p in enumerate(prompts)]
-    return list(zip(prompts, written(engine, answering), strict=True))
-
-
-def _without_end(turn: list[int], engine: Engine) -> list[int]:
-    return turn[:-1] if turn and turn[-1] in engine.eos_token_ids else turn
+    return 1 + accepted.tokens / max(1, accepted.drafts)
 
 
 def describe(target: Target, draft_vocab: int) -> Drafter:
@@ -107,6 +134,8 @@ def describe(target: Target, draft_vocab: int) -> Drafter:
         rope_theta=target.rope_theta,
         max_position_embeddings=target.max_position_embeddings,
         norm_before_residual=False,
+        fc_norm=True,  # streams of different layers differ in size by far
+        norm_output=True,
         dtype="bfloat16",
         declared_layer_ids=None,
         declared_at="default",
@@ -115,7 +144,7 @@ def describe(target: Target, draft_vocab: int) -> Drafter:
 
 
 def make_drafter(llama: Llama, kept: Tensor, device: torch.device) -> Eagle3:
-    """kept [Vd], ascending: the target's ids that can be drafted. The head begins as the target's own rows of them."""
+    """kept [Vd], ascending: the target's ids that can be drafted. Norm and head begin as the target's own."""
     eagle3 = Eagle3(describe(llama.target, len(kept))).to(device)
     for name, weight in eagle3.named_parameters():
         if weight.dim() == 2:
@@ -126,6 +155,7 @@ def make_drafter(llama: Llama, kept: Tensor, device: torch.device) -> Eagle3:
     eagle3.d2t.copy_(kept - torch.arange(len(kept), device=device))
     eagle3.get_buffer("t2d")[kept] = True
     eagle3.lm_head.weight.data.copy_(llama.lm_head.weight[kept].float())
+    eagle3.norm.weight.data.copy_(llama.model.norm.weight.float())
     eagle3.embed_tokens.weight.data.copy_(llama.model.embed_tokens.weight.float())
     return eagle3
 
@@ -144,7 +174,7 @@ def draft_loss(eagle3: Eagle3, llama: Llama, tokens: Tensor) -> tuple[Tensor, st
         following = tokens.roll(-1 - j, 1)
         positions = torch.arange(j, j + tokens.shape[1], device=tokens.device).expand_as(tokens)
         feature = eagle3.step(F.embedding(following, eagle3.embed_tokens.weight), feature, positions, attend)
-        drafted = eagle3.head(feature)
+        drafted = eagle3.head(feature.flatten(0, 1)[None]).view(*feature.shape[:2], -1)  # in one block, for speed
         end = tokens.shape[1] - 1 - j  # beyond it the rolled tokens are not the next ones
         want, mask = wanted[:, 1 + j :], inside[:, 1 + j :]
         entropy = -(want * drafted[:, :end].float().log_softmax(-1)).sum(-1)  # [B, end]
@@ -173,11 +203,28 @@ def save(eagle3: Eagle3, target: Target, out: Path) -> None:
         "draft_vocab_size": drafter.draft_vocab_size,
         "rms_norm_eps": drafter.rms_norm_eps,
         "rope_theta": drafter.rope_theta,
+        "norm_before_residual": drafter.norm_before_residual,
+        "fc_norm": drafter.fc_norm,
+        "norm_output": drafter.norm_output,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in drafter.capture_indexes]},
         "max_position_embeddings": drafter.max_position_embeddings,
         "eos_token_id": list(target.eos_token_ids),
         "torch_dtype": "bfloat16",
     }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def questions() -> list[str]:
+    texts = tomllib.loads(SHIPPED.read_text(encoding="utf-8"))["text"]
+    return [text["question"] for text in texts if text["kind"] in ASKED_KINDS]
+
+
+def keep_prompts(chat: Chat, held_out: Sequence[Talk], file: Path) -> None:
+    """For other measurements (`make bench-service PAIR=...`)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    texts = [*questions(), *(chat.tokenizer.decode(talk.user) for talk in held_out)]
+    lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts if text.strip()]
+    file.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -190,7 +237,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="windows of 512 tokens in a step")
     parser.add_argument("--answer-tokens", type=int, default=384)
     parser.add_argument("--draft-vocab", type=int, default=16384)
-    parser.add_argument("--batch", type=int, default=256, help="texts written at once")
+    parser.add_argument("--batch", type=int, default=4000, help="texts written at once")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -199,20 +246,18 @@ def main() -> None:
     checkpoint = open_checkpoint(args.target)
     target = read_target(checkpoint)
     llama = load_target(checkpoint, target, dtype, device)
-    tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
-    room = args.batch * (USER_TOKENS + args.answer_tokens + 64)
-    options = EngineOptions(DRAFT_LENGTH, args.batch, room, 2048, dtype=dtype, device=args.device)
+    chat = Chat(checkpoint)
 
     begun = time.monotonic()
-    writer = Engine(llama, None, options)
-    writer.prepare()
-    said = talks(writer, tokenizer, args.texts, args.answer_tokens)
-    held_out, learnt = said[::50], [talk for i, talk in enumerate(said) if i % 50]
-    tokens = torch.tensor([token for prompt, answer in learnt for token in (*prompt, *answer)], device=device)
+    said = talks(llama, chat, args.texts, args.answer_tokens, args.batch)
+    held_out = said[::HELD_OUT_OF]
+    unseen = {tuple(talk.user) for talk in held_out}
+    learnt = [talk for talk in said if tuple(talk.user) not in unseen]
+    tokens = torch.tensor([token for talk in learnt for token in (*talk.prompt, *talk.answer)], device=device)
     print(f"{len(said)} texts, {len(tokens)} tokens to learn from, {time.monotonic() - begun:.0f} s", flush=True)
-    del writer
+    keep_prompts(chat, held_out, args.out.parent / "prompts.jsonl")
 
-    answers = torch.tensor([token for _, answer in learnt for token in answer])
+    answers = torch.tensor([token for talk in learnt for token in talk.answer])
     counts = torch.bincount(answers, minlength=target.vocab_size)
     kept = counts.topk(args.draft_vocab).indices.sort().values.to(device)
     print(f"draft vocabulary: {counts[kept.cpu()].sum() / counts.sum():.4f} of the answers' tokens", flush=True)
@@ -229,12 +274,12 @@ def main() -> None:
     eagle3.requires_grad_(False)
     save(eagle3, target, args.out)
 
-    accepted = Accepted()
     eagle3.to(dtype).embed_tokens = llama.model.embed_tokens
-    engine = Engine(llama, eagle3, replace(options, max_batch=min(32, args.batch)), accepted)
-    written(engine, [(prompt, Sampling(args.answer_tokens)) for prompt, _ in held_out])
-    length = 1 + accepted.tokens / max(1, accepted.drafts)
-    print(f"accept length {length:.3f} at draft length {DRAFT_LENGTH}, greedy, {len(held_out)} held-out prompts")
+    options = EngineOptions(DRAFT_LENGTH, MEASURED_BATCH, MEASURED_BATCH * 1024, 2048, dtype=dtype, device=args.device)
+    asked = [chat.prompt(chat.tokenizer.encode(question).ids) for question in questions()]
+    for name, prompts in (("held-out prompts", [talk.prompt for talk in held_out]), ("questions", asked)):
+        length = accept_length(llama, eagle3, prompts, options)
+        print(f"accept length {length:.3f} at draft length {DRAFT_LENGTH}, greedy, {len(prompts)} {name}", flush=True)
 
 
 if __name__ == "__main__":
