@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
+import logging
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 
 from tandem_worker.checkpoint import CheckpointError, open_checkpoint, read_target
 from tandem_worker.finding import Verdict
-from tandem_worker.probe import stream_state
+from tandem_worker.probe import progress, stream_state
 from tandem_worker.probe.stream import Progress, arithmetic, stream
 from tandem_worker.validate import Mode, Request, validate
 from unit.pairs import TINY_PAIR, copy_of, overwrite
@@ -52,8 +54,8 @@ def test_rows_of_the_head_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch)
 def test_progress_is_told_layer_by_layer() -> None:
     told: list[Progress] = []
     stream(TARGET, [torch.tensor(prompts()[0])], (), on_progress=told.append)
-    assert [progress.layer for progress in told] == list(range(1, 9))
-    assert all(progress.bytes_per_second > 0 for progress in told)
+    assert [one.layer for one in told] == list(range(1, 9))
+    assert all(one.bytes_per_second > 0 for one in told)
     assert told[-1].bytes_done == told[-1].bytes_total
     assert told[-1].seconds_left == 0
 
@@ -76,6 +78,19 @@ def test_weights_that_are_not_a_number_are_named(tmp_path: Path, tensor: str) ->
     assert "1 values" in caught.value.finding.message
 
 
+def test_where_nobody_looks_at_a_terminal_progress_is_lines_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with progress.shown_progress() as shown:
+        shown(Progress(1, 8, 10, 80, 1.5e9, 20.4))
+        assert not caplog.messages, "the first ten seconds say nothing"
+        monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+        shown(Progress(3, 8, 30, 80, 1.5e9, 20.4))
+    assert caplog.messages == ["The target's pass: layer 3 of 8, 1.50 GB/s, 20 s left"]
+
+
 # --- going on where a probe was killed -------------------------------------------------------------------------------
 
 
@@ -96,13 +111,18 @@ def some_rows() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("layer", [1, 3, 8])
-def test_a_killed_run_goes_on_at_its_layer(tmp_path: Path, layer: int) -> None:
+def test_a_killed_run_goes_on_at_its_layer_and_says_so(
+    tmp_path: Path, layer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     whole = stream(TARGET, some_rows(), {0, 2, 5})
     with pytest.raises(Killed):
         stream(TARGET, some_rows(), {0, 2, 5}, on_progress=killed_at(layer), resume=tmp_path)
     told: list[Progress] = []
     resumed = stream(TARGET, some_rows(), {0, 2, 5}, on_progress=told.append, resume=tmp_path)
-    assert [progress.layer for progress in told] == list(range(layer, 9))  # its result was not kept yet
+    assert [one.layer for one in told] == list(range(layer, 9))  # its result was not kept yet
+    (line,) = caplog.messages
+    assert f"goes on behind layer {layer - 1} of 8, from {tmp_path}" in line
     assert torch.equal(resumed.final, whole.final)
     assert resumed.states.keys() == {0, 2, 5}
     assert all(torch.equal(resumed.states[i], whole.states[i]) for i in whole.states)

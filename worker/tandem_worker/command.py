@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from tandem_worker.checks.deployment import read_deployment, split_arguments
 from tandem_worker.contract import ValidationReport
 from tandem_worker.engines import load
 from tandem_worker.finding import EXIT_CODES
+from tandem_worker.probe.progress import shown_progress
 from tandem_worker.report import print_report
 from tandem_worker.validate import Mode, Request, validate
 from tandem_worker.verify import verify
@@ -71,21 +73,21 @@ def validate_command(
     environment = dict(pair.partition("=")[::2] for pair in engine_env or ())
     deployment = read_deployment(chosen, arguments, environment, context_length)
     indexes = _parse_indexes(trained_on)
-    report = validate(
-        Request(
-            target,
-            drafter,
-            mode,
-            draft_length,
-            min_accept_length,
-            trained_on=indexes,
-            prompts=prompts,
-            continuation=continuation,
-            engine=chosen,
-            deployment=deployment,
-            resume=resume,
-        )
+    request = Request(
+        target,
+        drafter,
+        mode,
+        draft_length,
+        min_accept_length,
+        trained_on=indexes,
+        prompts=prompts,
+        continuation=continuation,
+        engine=chosen,
+        deployment=deployment,
+        resume=resume,
     )
+    with shown_progress() as on_progress:
+        report = validate(replace(request, on_progress=on_progress))
     if not json:
         print_report(report, Console(stderr=True))
     if json or not sys.stdout.isatty():

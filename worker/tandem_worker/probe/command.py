@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tandem_worker.check import add_pair_arguments, chosen_engine, joined_arguments
 from tandem_worker.contract import Resolution, WorkerStatus
 from tandem_worker.finding import EXIT_CODES
+from tandem_worker.probe.progress import shown_progress
 from tandem_worker.validate import Mode, Request, examine
-
-if TYPE_CHECKING:
-    from tandem_worker.probe.stream import Progress
 
 FORMATS = ("table", "json", "html")
 
@@ -41,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         deployment=deployment,
         resume=parsed.resume,
     )
-    with _shown_progress() as on_progress:
+    with shown_progress() as on_progress:
         report, probed = examine(replace(request, on_progress=on_progress))
     from tandem_worker.probe import present
 
@@ -88,23 +83,3 @@ def _stated(file: Path | None, parser: argparse.ArgumentParser) -> Resolution | 
         return WorkerStatus.model_validate_json(file.read_bytes()).resolution
     except (OSError, ValueError) as failure:
         parser.error(f"--worker-status {file}: {str(failure).splitlines()[0]}")
-
-
-@contextmanager
-def _shown_progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on standard error, where a person may see it."""
-    if not sys.stderr.isatty():
-        yield lambda progress: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("target", total=None)
-
-        def show(progress: Progress) -> None:
-            speed = f"{progress.bytes_per_second / 1e9:.2f} GB/s, {progress.seconds_left:.0f} s left"
-            description = f"layer {progress.layer} of {progress.layers}, {speed}"
-            bar.update(task, total=progress.bytes_total, completed=progress.bytes_done, description=description)
-
-        yield show

@@ -13,6 +13,7 @@ Shapes: T tokens of all rows, H hidden size, V vocabulary, n decoder layers.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from tandem_worker.models.quantised import weight_of
 from tandem_worker.models.reader import Reader
 from tandem_worker.probe.stream_state import StreamState, identity_of
 from tandem_worker.probe.streamed import Streamed, check_finite, mapped
+
+log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 2 * 2**30
 """At most so much is read ahead, or one layer if that is less."""
@@ -142,6 +145,8 @@ class _Run:
         states = state.load() if state else {}
         kept = max(states, default=-1)  # the newest stream that an earlier run has left
         first = max(kept, 0)
+        if state and states:
+            log.info("The target's pass goes on behind layer %d of %d, from %s", first, len(self.layers), state.folder)
         x = states[kept].to(self.device) if states else self._embedded(tokens)  # [T, H]
         states = {i: stream for i, stream in states.items() if i in wanted}
         began = time.monotonic()
