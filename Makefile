@@ -117,10 +117,10 @@ bench-causes: venv ## how often the probe names the right cause, on 200 random m
 probe-pairs: venv ## train the tiny pairs of the probe's tests anew (ten minutes each)
 	@$(RUN) tiny_pair.instruments --out examples/probe-pairs
 
-bench-probe: venv ## time and memory of the streamed forward at real sizes (DEVICE=cuda, FOLDER=on the disk, SHAPE, LAYERS, TOKENS, COLD=1)
+bench-probe: venv ## time and memory of the streamed forward at real sizes (DEVICE=cuda, FOLDER=on the disk, SHAPE, LAYERS, TOKENS, COLD=1, OUT, ARGS, BUNDLE=folder)
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/probe.py $(if $(DEVICE),--device $(DEVICE)) \
 		$(if $(FOLDER),--folder "$(FOLDER)") $(if $(SHAPE),--shape $(SHAPE)) $(if $(LAYERS),--layers $(LAYERS)) \
-		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(COLD),--cold) $(if $(OUT),--out "$(OUT)")
+		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(COLD),--cold) $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 verify-tables: venv ## run the engines' own code from their wheels and compare with the tables (fetches about 1.5 GB)
 	@$(RUN) verify_tables

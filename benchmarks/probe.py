@@ -1,6 +1,6 @@
 """The streamed forward at real sizes: time against the disk's own speed, memory against one layer.
 
-    python benchmarks/probe.py --out benchmarks/results/probe.json [--shape llama-8b] [--shape kimi] [--layers N]
+    PYTHONPATH=worker:hack python benchmarks/probe.py --out benchmarks/results/probe.json --shape llama-8b --shape kimi
 
 Writes checkpoints of random weights (bf16 at the shapes of Llama-3.1-8B and Llama-3.2-1B; four layers of Kimi-K2.5's
 text model with INT4 experts, also half as wide with a quarter of them) to --folder, which must be on the disk that is
@@ -10,8 +10,11 @@ bytes into a buffer and do nothing else; of several numbers of threads the faste
 
 Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then the target's
 head is applied, which belongs to its pass, and a random drafter is measured on the states under every wiring that the
-probe tries for such a pair. Beside seconds stand floating-point operations (of products and attention, counted by
-torch), which do not depend on the machine and on what else it does.
+probe tries for such a pair. On a CPU floating-point operations (of products and attention, counted by torch) stand
+beside seconds: they do not depend on the machine and on what else it does. On a GPU counting would take longer than
+what is counted. All that is timed ends with its result in host memory, so nothing is still under way on a GPU.
+
+Results are written after each part, so that a run that is cut off leaves what it had measured.
 """
 
 from __future__ import annotations
@@ -20,22 +23,23 @@ import argparse
 import gc
 import json
 import os
-import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from probe_checkpoints import SCALE, SHAPES, TOY, Shape, write, write_drafter
-from tandem_worker.checkpoint import open_checkpoint, read_target
+from probe_disk import READERS, cached_share, disk_speed, drop_from_cache, read_plainly
+from provenance import provenance
+from tandem_worker.checkpoint import Target, open_checkpoint, read_target
 from tandem_worker.checks.judge import open_pairing
 from tandem_worker.engines import load
 from tandem_worker.models.families import FAMILIES
@@ -49,51 +53,8 @@ from tandem_worker.probe.run import measure as measure_wirings
 from tandem_worker.probe.stream import Progress, SequencesAttention, stream
 from tandem_worker.probe.streamed import Streamed
 
-CHUNK_BYTES = 16 * 2**20
-READERS = (4, 16)
+BEGAN = time.monotonic()
 ROW_TOKENS = 128  # about as long as the texts that ship are
-
-
-# --- the disk --------------------------------------------------------------------------------------------------------
-
-
-def drop_from_cache(folder: Path) -> None:
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def read_plainly(folder: Path, threads: int) -> float:
-    """Bytes per second of reading all shards."""
-    chunks = [
-        (file, start)
-        for file in sorted(folder.glob("*.safetensors"))
-        for start in range(0, file.stat().st_size, CHUNK_BYTES)
-    ]
-    buffers = [bytearray(CHUNK_BYTES) for _ in range(threads)]
-
-    def read(worker: int) -> int:
-        done = 0
-        for file, start in chunks[worker::threads]:
-            with file.open("rb", buffering=0) as opened:
-                done += os.preadv(opened.fileno(), [buffers[worker]], start)
-        return done
-
-    began = time.monotonic()
-    with ThreadPoolExecutor(threads) as pool:
-        done = sum(pool.map(read, range(threads)))
-    return done / (time.monotonic() - began)
-
-
-def disk_speed(folder: Path, cold: bool) -> tuple[float, int]:
-    """(bytes per second, threads) of the fastest."""
-    speeds = {}
-    for threads in READERS:
-        if cold:
-            drop_from_cache(folder)
-        speeds[threads] = read_plainly(folder, threads)
-    threads = max(speeds, key=lambda count: speeds[count])
-    return speeds[threads], threads
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -123,20 +84,28 @@ def host_memory(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def forget_peak() -> int:
-    """What is resident now."""
+def forget_peak() -> int | None:
+    """What is resident now; None where no peak is kept, or none can be forgotten."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
     return host_memory("VmRSS")
 
 
 def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, int]:
-    """Weights of the largest layer as the arithmetic holds them (of experts, one), and what its forward needs beside
-    them.
+    """Of the layer that needs most (a first one may have no experts): its weights as the arithmetic holds them, of
+    experts one, and what its forward needs beside them.
     """
     target = read_target(open_checkpoint(folder))
+    found = [_memory_of(target, index, tokens, device) for index in {0, target.layers - 1}]
+    return max(found, key=lambda one: sum(one.values()))
+
+
+def _memory_of(target: Target, index: int, tokens: int, device: torch.device) -> dict[str, int]:
     with torch.device("meta"):
-        layer = FAMILIES[target.family].decoder_layer(target, target.layers - 1)
+        layer = FAMILIES[target.family].decoder_layer(target, index)
     if isinstance(experts := getattr(layer, "mlp", None), Experts):
         experts.experts = nn.ModuleList([experts.experts[0]])
         experts.opener = OneForAll(experts.experts[0])
@@ -158,105 +127,134 @@ def layer_memory(folder: Path, tokens: int, device: torch.device) -> dict[str, i
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
     tokens: int
     device: torch.device
     cold_only: bool
     pass_only: bool
+    keep: Callable[[], None]  # writes what is known so far
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
 
 
-def measure(name: str, shape: Shape, folder: Path, asked: Asked) -> dict[str, Any]:
-    print(f"{name}: writing", flush=True)
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
+
+
+def measure(name: str, shape: Shape, folder: Path, asked: Asked, result: Result) -> None:
+    """Fills in `result`."""
+    say(f"{name}: writing")
     (folder / "drafter").mkdir()
     write_drafter(shape, folder / "drafter")
     write(shape, folder)
     sizes = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
     layers = shape.config["num_hidden_layers"]
-    result: dict[str, Any] = {"bytes_on_disk": sum(sizes.values()), "tokens": asked.tokens, "layers": layers}
+    result |= {"bytes_on_disk": sum(sizes.values()), "tokens": asked.tokens, "layers": layers}
     result["largest_layer_stored_gb"] = round(max(sizes[f"model-{i:03d}.safetensors"] for i in range(layers)) / 1e9, 3)
-    for cold in (True,) if asked.cold_only else (True, False):
-        timed = time_pass(folder, shape, asked, cold)
-        print(f"  {'cold' if cold else 'warm'}: {timed}", flush=True)
-        result["cold" if cold else "warm"] = timed
-    if asked.device.type == "cuda":
-        result |= layer_memory(folder, asked.tokens, asked.device)
-        result["peak_in_layers_beside_activations"] = round(
-            (result["cold"]["peak_gpu_bytes"] - result["activation_bytes"]) / result["layer_bytes"], 2
-        )
-    return result
+    for cache in ("cold",) if asked.cold_only else ("cold", "warm"):
+        say(f"{name}: {cache}")
+        timed: Result = {}
+        result[cache] = timed
+        time_pass(folder, shape, asked, cache == "cold", timed)
+        if asked.on_gpu:
+            if cache == "cold":  # not before it: a fresh process finds no kernels loaded either
+                result |= layer_memory(folder, asked.tokens, asked.device)
+            beside = timed["peak_gpu_bytes"] - result["activation_bytes"]
+            timed["peak_in_layers_beside_activations"] = round(beside / result["layer_bytes"], 2)
+        say(f"{name}: {cache}: {timed}")
+        asked.keep()
 
 
-def time_pass(folder: Path, shape: Shape, asked: Asked, cold: bool) -> dict[str, Any]:
+def time_pass(folder: Path, shape: Shape, asked: Asked, cold: bool, result: Result) -> None:
     """Of the target, with what it takes, and of the wirings behind it."""
     if not cold:
         read_plainly(folder, READERS[-1])
     bytes_per_second, threads = disk_speed(folder, cold)
     if cold:
         drop_from_cache(folder)
+    result |= {"disk_gb_per_second": round(bytes_per_second / 1e9, 2), "disk_threads": threads}
+    result["share_in_page_cache_before"] = cached_share(folder)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(shape.config["vocab_size"], (asked.tokens,), generator=generator)
     told: list[Progress] = []
-    on_gpu = asked.device.type == "cuda"
-    if on_gpu:
+    if asked.on_gpu:
         torch.cuda.reset_peak_memory_stats(asked.device)
     layers, before = shape.config["num_hidden_layers"], forget_peak()
     began = time.monotonic()
-    with FlopCounterMode(display=False) as counted:
+    with counting(asked) as counted:
         streamed = stream(folder, ids.split(ROW_TOKENS), range(layers + 1), asked.device, told.append)
-    if on_gpu:
-        torch.cuda.synchronize()
     seconds, weights = time.monotonic() - began, told[-1].bytes_total
-    result: dict[str, Any] = {
-        "disk_gb_per_second": round(bytes_per_second / 1e9, 2),
-        "disk_threads": threads,
+    result |= {
         "seconds": round(seconds, 2),
         "weight_gb": round(weights / 1e9, 2),
         "share_of_disk_speed": round(weights / bytes_per_second / seconds, 3),
-        "peak_host_gb": round((host_memory("VmHWM") - before) / 1e9, 3),  # beside what was resident before
     }
-    if on_gpu:
+    if before is not None:
+        result["peak_host_gb"] = round((host_memory("VmHWM") - before) / 1e9, 3)  # beside what was resident before
+    if asked.on_gpu:
         result["peak_gpu_bytes"] = peak(asked.device)
-    return result if asked.pass_only else result | time_wirings(folder, streamed, seconds, counted.get_total_flops())
+    asked.keep()
+    if not asked.pass_only:
+        time_wirings(folder, streamed, asked, seconds, counted(), result)
 
 
-def time_wirings(folder: Path, streamed: Streamed, pass_seconds: float, pass_flops: int) -> dict[str, Any]:
+def time_wirings(
+    folder: Path, streamed: Streamed, asked: Asked, pass_seconds: float, pass_flops: int, result: Result
+) -> None:
     began = time.monotonic()
-    with FlopCounterMode(display=False) as of_head:
+    with counting(asked) as of_head:
         seen = captured(streamed, [0] * (len(streamed.starts) - 1))
     head = time.monotonic() - began
     began = time.monotonic()
-    with FlopCounterMode(display=False) as of_wirings:
-        wirings = try_wirings(folder, streamed, seen)
+    with counting(asked) as of_wirings:
+        wirings, loaded = try_wirings(folder, streamed, seen)
     seconds = time.monotonic() - began
-    flops = [pass_flops, of_head.get_total_flops(), of_wirings.get_total_flops()]
-    return {
+    result |= {
         "head_seconds": round(head, 2),
         "wirings": wirings,
         "hypotheses_seconds": round(seconds, 2),
+        "of_these_to_load_the_drafter": round(loaded - began, 2),
         "hypotheses_share_of_pass": round(seconds / (pass_seconds + head), 3),
-        "tflop_of_layers_head_and_hypotheses": [round(count / 1e12, 3) for count in flops],
-        "hypotheses_share_of_pass_by_operations": round(flops[2] / (flops[0] + flops[1]), 3),
     }
+    if not asked.on_gpu:
+        flops = [pass_flops, of_head(), of_wirings()]
+        result["tflop_of_layers_head_and_hypotheses"] = [round(count / 1e12, 3) for count in flops]
+        result["hypotheses_share_of_pass_by_operations"] = round(flops[2] / (flops[0] + flops[1]), 3)
 
 
-def try_wirings(folder: Path, streamed: Streamed, seen: Captured) -> int:
-    """As the probe does behind its pass; how many were measured."""
+@contextmanager
+def counting(asked: Asked) -> Iterator[Callable[[], int]]:
+    """Floating-point operations within, on a CPU."""
+    if asked.on_gpu:
+        yield lambda: 0
+        return
+    with FlopCounterMode(display=False) as counter:
+        yield counter.get_total_flops
+
+
+def try_wirings(folder: Path, streamed: Streamed, seen: Captured) -> tuple[int, float]:
+    """As the probe does behind its pass; how many were measured, and when the drafter was there."""
     pairing = open_pairing(folder, folder / "drafter", load("builtin"))
     wiring = engine_wiring(pairing)
     offered = choices_of(pairing, wiring)
     drafter = describe_drafter(pairing, streamed.target, offered.states)
     parts = load_parts(drafter, tensors_of(pairing), streamed)
+    loaded = time.monotonic()
     probed = measure_wirings(pairing, Options(4, 1.3), seen, parts, wiring, offered)
-    return len(probed.table.looked)
+    return len(probed.table.looked), loaded
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Result:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "load_before": round(os.getloadavg()[0], 1),  # of other work
     }
@@ -301,19 +299,23 @@ def main() -> None:
     parser.add_argument("--pass-only", action="store_true", help="leave out the wirings")
     parser.add_argument("--cold", action="store_true", help="leave out the run from the page cache")
     parser.add_argument("--toy", action="store_true", help="a thousandth of the size, to try the script")
+    parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    results: dict[str, Any] = {"command": " ".join(["probe.py", *told(arguments)]), "machine": machine(device)}
-    asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only)
+    versions = provenance("torch", "safetensors", commit=arguments.commit)
+    results: Result = {"command": " ".join(["probe.py", *told(arguments)]), **versions, "machine": machine(device)}
+
+    def keep() -> None:
+        if arguments.out:
+            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+    asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only, keep)
     for name in arguments.shape or ["llama-8b", "kimi"]:
         with temporary(arguments.folder) as folder:
-            shape = shrunk(SHAPES[name], arguments.layers, arguments.toy)
-            results[name] = measure(name, shape, folder, asked)
-    text = json.dumps(results, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+            results[name] = {}
+            measure(name, shrunk(SHAPES[name], arguments.layers, arguments.toy), folder, asked, results[name])
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

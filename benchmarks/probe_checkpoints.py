@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,9 @@ def write_drafter(shape: Shape, folder: Path) -> None:
     layer = {**attention, "self_attn.o_proj": (wide, heads * 128), **mlp, **norms}
     shapes = {f"midlayer.{name}.weight": size for name, size in layer.items()}
     shapes |= {"fc.weight": (wide, 3 * wide), "norm.weight": (wide,), "lm_head.weight": (drafted, wide)}
+    noise = Noise()
     tensors = {
-        name: (torch.ones(size) if "norm" in name else torch.randn(size).mul_(SCALE)).bfloat16()
+        name: torch.ones(size, dtype=torch.bfloat16) if "norm" in name else noise.weights(size)
         for name, size in shapes.items()
     }
     ids = torch.arange(drafted) * (vocabulary // drafted)
@@ -159,35 +161,53 @@ def write_drafter(shape: Shape, folder: Path) -> None:
 def write(shape: Shape, folder: Path) -> None:
     """A shard for each layer. Values repeat from layer to layer; their bytes lie on the disk once for each."""
     (folder / "config.json").write_text(json.dumps(shape.config))
-    target = read_target(open_checkpoint(folder, weights_expected=False))
-    drawn: dict[tuple[int, ...], Tensor] = {}
+    target, noise = read_target(open_checkpoint(folder, weights_expected=False)), Noise()
     table = (target.vocab_size, target.hidden_size)
     rest = {"model.embed_tokens.weight": table, "model.norm.weight": table[1:], "lm_head.weight": table}
-    shard(shape, rest, drawn, folder / "model-rest.safetensors")
+    shard(shape, rest, noise, folder / "model-rest.safetensors")
     for i in range(target.layers):
         with torch.device("meta"):
             layer = FAMILIES[target.family].decoder_layer(target, i)
         sizes = {f"model.layers.{i}.{name}": tuple(weight.shape) for name, weight in layer.named_parameters()}
-        shard(shape, sizes, drawn, folder / f"model-{i:03d}.safetensors")
+        shard(shape, sizes, noise, folder / f"model-{i:03d}.safetensors")
 
 
-def shard(shape: Shape, sizes: dict[str, tuple[int, ...]], drawn: dict[tuple[int, ...], Tensor], file: Path) -> None:
+class Noise:
+    """Drawn once and laid out again and again: to draw billions of values would take longer than to write them. Its
+    length is prime, so that no two rows of a matrix are alike.
+    """
+
+    COUNT = 2**24 + 43
+
+    def __init__(self) -> None:
+        self.values = torch.randn(self.COUNT).mul_(SCALE).bfloat16()
+        self.words = torch.randint(-(2**31), 2**31, (self.COUNT,), dtype=torch.int32)
+
+    def weights(self, size: Sequence[int]) -> Tensor:
+        return self._laid_out(self.values, size)
+
+    def packed(self, size: Sequence[int]) -> Tensor:
+        return self._laid_out(self.words, size)
+
+    def _laid_out(self, block: Tensor, size: Sequence[int]) -> Tensor:
+        whole = torch.empty(math.prod(size), dtype=block.dtype)
+        for piece in whole.split(self.COUNT):
+            piece.copy_(block[: len(piece)])
+        return whole.view(*size)
+
+
+def shard(shape: Shape, sizes: dict[str, tuple[int, ...]], noise: Noise, file: Path) -> None:
     tensors: Tensors = {}
     for name, size in sizes.items():
         if shape.packed(name):
             module, (rows, columns) = name.removesuffix("weight"), size
-            words = (rows, columns // 8)
-            if words not in drawn:
-                drawn[words] = torch.randint(-(2**31), 2**31, words, dtype=torch.int32)
             scale = torch.full((rows, columns // 32), SCALE / 4, dtype=torch.bfloat16)
-            tensors |= {module + "weight_packed": drawn[words].clone(), module + "weight_scale": scale}
+            tensors |= {module + "weight_packed": noise.packed((rows, columns // 8)), module + "weight_scale": scale}
             tensors[module + "weight_shape"] = torch.tensor([rows, columns])
         elif "norm" in name:
             tensors[name] = torch.ones(size, dtype=torch.bfloat16)
         else:
-            if size not in drawn:
-                drawn[size] = torch.randn(size).mul_(SCALE).bfloat16()
-            tensors[name] = drawn[size].clone()
+            tensors[name] = noise.weights(size)
     save_file(tensors, file)
     with file.open("rb") as stream_:
         os.fsync(stream_.fileno())

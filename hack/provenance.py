@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib.metadata import version
+from pathlib import Path
 
-from localcluster.paths import CHECKOUT
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def provenance(*packages: str, commit: str = "") -> dict[str, str]:
