@@ -456,9 +456,9 @@ def pvc(claim: str, path: str) -> dict[str, Any]:
     return {"source": {"pvc": {"claimName": claim, "path": path}}}
 
 
-def provide(story: Story, claim: str, folder: Path) -> None:
+def provide(story: Story, claim: str, folder: Path, mode: str = "ReadOnlyMany") -> None:
     volume = f"{story.namespace}-{claim}"
-    shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    shared = {"accessModes": [mode], "storageClassName": ""}
     story.kubectl("apply", "-f", "-", stdin=json.dumps({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
         "spec": {**shared, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}},
