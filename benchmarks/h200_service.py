@@ -2,7 +2,7 @@
 
     make bench-service OUT=h200-service.json                   # on the GPU, the tiny pair: some seven minutes
     make bench-service PAIR=cyclic-8b ARGS="--only sweep"      # real cost, acceptance built in (hack/cyclic_pair.py)
-    make bench-service PAIR=folder ARGS="--only load --minutes 8 --seed 1"     # with target/ and drafter/
+    make bench-service PAIR=build/smollm2 ARGS="--only sweep"  # a real model: with target/, drafter/, prompts.jsonl
     make bench-service DEVICE=cpu                              # a look
 
 sweep   Four workers of one pair: speculation off, K = 3, K = 5, `auto`. At each batch size so many clients ask without
@@ -61,23 +61,25 @@ CYCLIC = {
 }
 """Sizes of the target, and of the draft vocabulary."""
 
-Prompt = Callable[[int], str | list[int]]
-"""The n-th prompt of the sweep; no two begin alike."""
+Chat = list[dict[str, str]]
+"""Messages."""
 
-SWEEP_TOKENS, SWEEP_ROUNDS, SETTLE_SECONDS = 128, 3, 0.5
+Question = Callable[[int], Asked]
+"""The n-th request of the sweep; no two begin alike, where prompts are not few."""
+
+SWEEP_TOKENS, CHAT_TOKENS, SWEEP_ROUNDS, SETTLE_SECONDS = 128, 256, 3, 0.5
 LOAD_BATCH, LOAD_WAITING = {"cuda": 32, "cpu": 8}, 8
 SAMPLE_SECONDS, EMPTY_SECONDS, WARM_SHARE = 1.0, 30, 0.25
 
 
 @asynccontextmanager
-async def clients(worker: Served, count: int, prompt: Prompt) -> AsyncIterator[None]:
+async def clients(worker: Served, count: int, question: Question) -> AsyncIterator[None]:
     """So many, who each ask for one answer after the other until the block ends. Raises RuntimeError when one fails."""
 
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         while True:
             number += count
-            body = {"prompt": prompt(number), "max_tokens": SWEEP_TOKENS, "temperature": 0, "ignore_eos": True}
-            outcome = await ask(session, "it", Asked("/v1/completions", body))
+            outcome = await ask(session, "it", question(number))
             if outcome.end is not End.FINISHED:
                 raise RuntimeError(f"a client of the sweep: {outcome}")
 
@@ -94,8 +96,8 @@ async def clients(worker: Served, count: int, prompt: Prompt) -> AsyncIterator[N
             raise RuntimeError("clients ended") from failed[0]
 
 
-async def window(worker: Served, batch: int, seconds: float, prompt: Prompt) -> dict[str, float]:
-    async with clients(worker, batch, prompt):
+async def window(worker: Served, batch: int, seconds: float, question: Question) -> dict[str, float]:
+    async with clients(worker, batch, question):
         await asyncio.sleep(SETTLE_SECONDS)
         before = await asyncio.to_thread(worker.read)
         await asyncio.sleep(seconds)
@@ -134,7 +136,7 @@ def swept(batch: int, found: dict[str, list[dict[str, float]]]) -> dict[str, Any
     return {"batch": batch, **bar, "over_off": ratios, "over_off_by_cpu_time": by_cpu, **modes}
 
 
-def sweep(options: argparse.Namespace, folder: Path, prompt: Prompt) -> Iterator[dict[str, Any]]:
+def sweep(options: argparse.Namespace, folder: Path, question: Question) -> Iterator[dict[str, Any]]:
     """The row of one batch size after the other."""
     most = max(options.batches)
     common = [f"--device={options.device}", f"--max-batch={most}", f"--kv-cache-tokens={most * 512}"]
@@ -151,7 +153,7 @@ def sweep(options: argparse.Namespace, folder: Path, prompt: Prompt) -> Iterator
             found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
             for _ in range(SWEEP_ROUNDS):
                 for mode, worker in workers.items():
-                    found[mode].append(asyncio.run(window(worker, batch, options.seconds, prompt)))
+                    found[mode].append(asyncio.run(window(worker, batch, options.seconds, question)))
             yield swept(batch, found)
 
 
@@ -275,11 +277,29 @@ def pair_of(pair: str, folder: Path, device: str) -> Path:
     return folder / "pair"
 
 
-def prompt_of(pair: str, texts: Sequence[str]) -> Prompt:
-    if pair not in CYCLIC:
-        return lambda number: f"{number} {texts[number % len(texts)]}"[:SWEEP_TOKENS]
-    drafted = CYCLIC[pair][1]
-    return lambda number: random.Random(number).choices(range(10, drafted), k=SWEEP_TOKENS)
+def questions_of(pair: str, texts: Sequence[str], chats: Sequence[Chat]) -> Question:
+    """Greedy. Conversations are answered to their own end."""
+    if chats:
+        return lambda number: Asked(
+            "/v1/chat/completions",
+            {"messages": chats[number % len(chats)], "max_tokens": CHAT_TOKENS, "temperature": 0},
+        )
+    settings = {"max_tokens": SWEEP_TOKENS, "temperature": 0, "ignore_eos": True}
+
+    def prompt(number: int) -> str | list[int]:
+        if pair not in CYCLIC:
+            return f"{number} {texts[number % len(texts)]}"[:SWEEP_TOKENS]
+        return random.Random(number).choices(range(10, CYCLIC[pair][1]), k=SWEEP_TOKENS)
+
+    return lambda number: Asked("/v1/completions", {"prompt": prompt(number), **settings})
+
+
+def prompts_of(pair: Path) -> tuple[list[str], list[Chat]]:
+    """Texts, for prompts of any kind, and conversations, which a pair may bring in a `prompts.jsonl` of its own."""
+    file = pair / "prompts.jsonl" if (pair / "prompts.jsonl").exists() else TINY / "prompts.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    chats = [line["messages"] for line in lines if "messages" in line]
+    return [line["prompt"] for line in lines if "prompt" in line] or [chat[0]["content"] for chat in chats], chats
 
 
 def main() -> None:
@@ -295,8 +315,6 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    prompts = (TINY / "prompts.jsonl").read_text().splitlines()
-    texts = [json.loads(line)["prompt"] for line in prompts]
     report: dict[str, Any] = {"command": "make bench-service"}
     if options.out.exists():
         report |= json.loads(options.out.read_text())
@@ -307,11 +325,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pair = pair_of(options.pair, folder, options.device)
+        texts, chats = prompts_of(pair)
         options.target, options.drafter = chattable(pair / "target", folder), pair / "drafter"
         if options.only != "load":
             rows: list[dict[str, Any]] = []
             report.setdefault("sweeps", []).append(about(options) | {"rows": rows})
-            for row in sweep(options, folder, prompt_of(options.pair, texts)):
+            for row in sweep(options, folder, questions_of(options.pair, texts, chats)):
                 rows.append(row)
                 keep()
                 print(json.dumps(row), flush=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,25 @@ def test_what_published_templates_use_is_there() -> None:
         "{{ m | tojson }} {{ strftime_now('%Y') | length }} {{ m.content.strip().upper() }}{% endfor %}"
     )
     assert render(template(source), [TALK]) == ['<s>{"role": "user", "content": "Hi"} 4 HI']
+
+
+def test_a_machine_whose_processes_begin_with_much_address_space_renders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of many cores, for each of which libraries reserve some."""
+    start = "import mmap\nreserved = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_NORESERVE)\n"
+    (tmp_path / "sitecustomize.py").write_text(start)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    assert render(template("{{ messages[0].content }}"), [TALK]) == ["Hi"]
+    with pytest.raises(CheckpointError, match="more than 512 MiB"):
+        render(template("{{ 'x' * 10**10 }}"), [TALK])
+
+
+def test_the_process_for_templates_loads_nothing_else() -> None:
+    asked = "import sys, tandem_worker.probe.template_process; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    assert "jinja2" in loaded
+    assert not {"numpy", "torch", "pydantic", "tokenizers"} & set(loaded)
 
 
 @pytest.mark.parametrize(

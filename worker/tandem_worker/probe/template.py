@@ -1,31 +1,28 @@
 """Chat templates of strangers, rendered where they can do no harm.
 
 A template is a program that came with the weights. It runs in jinja2's immutable sandbox, which keeps it from the
-interpreter's insides, and in a process of its own with a limit of time and memory, which ends one that loops or grows.
-The functions and filters are those that transformers gives to templates.
+interpreter's insides, and in a process of its own (`template_process`) with a limit of time and memory, which ends one
+that loops or grows.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import resource
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, strict_json
 from tandem_worker.checkpoint.errors import error, printable
 from tandem_worker.checkpoint.files import read_bytes
+from tandem_worker.probe import template_process
+from tandem_worker.probe.template_process import MEMORY_LIMIT_BYTES
 
 TIME_LIMIT_SECONDS = 10
-MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
 LARGEST_TEMPLATE_BYTES = 1024 * 1024
 LARGEST_OUTPUT_BYTES = 16 * 1024 * 1024
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -98,8 +95,9 @@ class Sandbox:
             self._stop()
 
     def _ask(self, line: bytes, file: Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", template_process.__name__]
         process = self._process = self._process or subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert process.stdin
         assert process.stdout
@@ -146,48 +144,3 @@ def _text(token: object) -> str:
     """A special token as tokenizer_config.json writes it: text, or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
-
-
-# --- in the process of its own ---------------------------------------------------------------------------------------
-
-
-def _render_here(asked: dict[str, Any]) -> list[str]:
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> NoReturn:
-        raise ValueError(message)
-
-    def to_json(value: object, indent: int | None = None, **_: object) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    template = environment.from_string(asked["source"])
-    more = {"add_generation_prompt": asked["add_generation_prompt"], **asked["tokens"]}
-    return [template.render(messages=talk, **more) for talk in asked["talks"]]
-
-
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    limit = math.ceil(time.process_time()) + asked["seconds"]
-    resource.setrlimit(resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-    try:
-        return {"texts": _render_here(asked)}
-    except MemoryError:
-        return {"failed": f"it needs more than {MEMORY_LIMIT_BYTES >> 20} MiB"}
-    except Exception as failure:
-        return {"failed": f"{type(failure).__name__}: {failure}"}
-
-
-def _main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    for line in sys.stdin.buffer:
-        sys.stdout.write(json.dumps(_answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _main()
