@@ -79,6 +79,14 @@ def test_arguments(tmp_path: Path, engine: str, arguments: str, verdict: str, co
     assert says in seen.text
 
 
+@pytest.mark.parametrize(("gpus", "refused"), [(8, False), (16, True)])
+def test_the_builtin_engine_shares_the_targets_heads(tmp_path: Path, gpus: int, refused: bool) -> None:
+    options = "--engine", "builtin", "--engine-args", f"--tensor-parallel {gpus}"
+    seen = judged(tmp_path, targets.llama_8b(), named(), *options)
+    assert ("TDM-TENSOR-PARALLEL" in seen.codes) == refused
+    assert ("it has 8 key-value heads, which does not divide by 16; choose 2 or 4 or 8" in seen.text) == refused
+
+
 def test_a_drafter_with_an_embedding_of_its_own_may_run_in_stages(tmp_path: Path) -> None:
     drafter = named()
     drafter.put("embed_tokens.weight", [128256, 4096])

@@ -173,7 +173,7 @@ def test_largest_takes_the_first_of_equals_and_reports_broken_logits() -> None:
     logits[1, -1] = 9.0
     logits[2, COLUMNS + 5] = float("nan")
     logits[3] = -5.0
-    best = Best(torch.zeros(4, 3), torch.zeros(4, 3, dtype=torch.int32), vocab)
+    best = Best(torch.zeros(4, 3), torch.zeros(4, 3, dtype=torch.int32))
     largest(logits, 4, best)
     out = torch.zeros(4, 2, dtype=torch.int32)
     take(best, 4, out[:, 0])
@@ -183,7 +183,7 @@ def test_largest_takes_the_first_of_equals_and_reports_broken_logits() -> None:
 
 def best_of(tokens: list[int]) -> Best:
     """As if these were the largest logits."""
-    return Best(torch.zeros(len(tokens), 1), ints(*tokens).view(-1, 1), 1)
+    return Best(torch.zeros(len(tokens), 1), ints(*tokens).view(-1, 1))
 
 
 def state_of(tokens: Tensor, lengths: Tensor, limit: int, forced: list[int]) -> SimpleNamespace:

@@ -45,6 +45,7 @@ def narrow_reading(pairing: Pairing) -> Iterable[Finding]:
     yield from unread_weights(pairing.parameters.values())
     if not served:
         yield from _declared_dtype("target", pairing.target.checkpoint)
+        yield from _torn(target, pairing)
         yield from _target_tensors(target, pairing.target.checkpoint)
 
 
@@ -94,12 +95,44 @@ def beyond_kernels(target: Target, drafter: Drafter | None) -> list[str]:
     return [name for name, wanted in lacks.items() if wanted]
 
 
+def indivisible(target: Target, gpus: int) -> str:
+    """A sentence when so many GPUs can not share the target, or nothing. Each takes whole heads, and columns of the MLP
+    that the copy engine can read."""
+    parts = {
+        f"{target.heads} attention heads": target.heads,
+        f"{target.kv_heads} key-value heads": target.kv_heads,
+        f"an MLP of {target.intermediate_size} columns, in parts that are multiples of 8": target.intermediate_size / 8,
+        f"a vocabulary of {target.vocab_size}": target.vocab_size,
+    }
+    if gpus == 1 or not (torn := [name for name, number in parts.items() if number % gpus]):
+        return ""
+    fitting = [str(n) for n in range(2, target.kv_heads + 1) if not any(number % n for number in parts.values())]
+    choose = f"choose {' or '.join(fitting)}, or serve on one" if fitting else "serve it on one"
+    return (
+        f"{gpus} GPUs can not share this target: it has {', '.join(torn)}, which does not divide by {gpus}; {choose}."
+    )
+
+
 def _beyond_shapes(whose: str, shape: Target | Drafter) -> dict[str, bool]:
     """Heads are tiles of powers of 2, and the copy engine wants rows that begin at multiples of 16 bytes."""
     widths = {"hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size}
     odd = {f"{whose}'s {name} of {width}, which is no multiple of 8": width % 8 > 0 for name, width in widths.items()}
     sizes = ", ".join(map(str, HEAD_DIMS))
     return {f"{whose}'s head_dim of {shape.head_dim}, which is none of {sizes}": shape.head_dim not in HEAD_DIMS, **odd}
+
+
+def _torn(target: Target, pairing: Pairing) -> Iterable[Finding]:
+    gpus = pairing.deployment.number("tensor_parallel") or 1
+    if message := indivisible(target, gpus):
+        yield error(
+            "TDM-TENSOR-PARALLEL",
+            message,
+            file=pairing.target.checkpoint.config.file,
+            where="tensor parallel size",
+            found=gpus,
+            expected="a divisor of all of these",
+            action="Choose another number of GPUs.",
+        )
 
 
 def _target_tensors(target: Target, checkpoint: Checkpoint) -> Iterable[Finding]:

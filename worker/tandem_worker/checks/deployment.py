@@ -59,7 +59,7 @@ JSON_TYPES: Mapping[str, type] = {
 }
 COMMON = {  # understood for every engine, with or without a table of its own
     "context_length": ("--context-length", "--max-model-len"),
-    "tensor_parallel": ("--tensor-parallel-size", "--tp-size", "--tp", "-tp"),
+    "tensor_parallel": ("--tensor-parallel-size", "--tensor-parallel", "--tp-size", "--tp", "-tp"),
     "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"),
 }
 

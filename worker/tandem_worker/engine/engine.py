@@ -21,6 +21,7 @@ from tandem_worker.engine.adaptive import Adaptive, Costs
 from tandem_worker.engine.choosing import BROKEN, Choice
 from tandem_worker.engine.pages import PAGE, SCRATCH, Pages, pages_for
 from tandem_worker.engine.plain_probe import PlainProbe
+from tandem_worker.engine.ranks import ALONE, Ranks
 from tandem_worker.engine.record import NoRecord, Phase, Recorder
 from tandem_worker.engine.request import Finish, Request
 from tandem_worker.engine.runner import EngineBroken, Placement, Runner, Verified
@@ -63,8 +64,14 @@ NOT_FINITE = "the target's logits are not finite numbers (NaN or infinite)"
 
 class Engine:
     def __init__(
-        self, llama: Llama, eagle3: Eagle3 | None, options: EngineOptions, recorder: Recorder | None = None
+        self,
+        llama: Llama,
+        eagle3: Eagle3 | None,
+        options: EngineOptions,
+        recorder: Recorder | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """llama: this rank's share of it."""
         longest = min(llama.target.max_position_embeddings, options.context_length or sys.maxsize)
         capacity = options.kv_cache_tokens or options.max_batch * min(longest, DEFAULT_CONTEXT)
         self.context_limit = min(longest, pages_for(capacity) * PAGE)  # tokens of prompt and completion
@@ -75,13 +82,14 @@ class Engine:
         self.speculating = self.wanted = self.can_speculate  # in this round; by order
         self.probe = PlainProbe(options.baseline_probe if eagle3 else 0.0)
         self.recorder: Recorder = recorder or NoRecord()
+        self.ranks = ranks
         self._broken_in_a_row, self._dirty = 0, list[int]()  # the latter: pages
         self.eos_token_ids = frozenset(llama.target.eos_token_ids)
         self.pages = Pages(capacity, options.prefix_reuse)
         ahead = options.draft_length if eagle3 else 0
         self.scheduler = Scheduler(self.pages, options.max_batch, options.prefill_chunk, self.context_limit, ahead)
         self.hidden_size = llama.target.hidden_size
-        self.runner: Runner | GpuRunner = _runner(llama, eagle3, self.pages.count, self.context_limit, options)
+        self.runner: Runner | GpuRunner = _runner(llama, eagle3, self.pages.count, self.context_limit, options, ranks)
         self.rounds = None if isinstance(self.runner, Runner) else self.runner.rounds
 
     def prepare(self) -> None:
@@ -126,6 +134,10 @@ class Engine:
     def adapt(self, costs: Costs) -> None:
         """From the next step on, the draft length follows costs and acceptance."""
         self.adaptive = Adaptive(costs, self.longest)
+
+    def set_length(self, length: int) -> None:
+        """Of drafts, from the next step on. Only while nothing runs."""
+        self.length = length
 
     def _adapted(self) -> bool:
         """Chooses the draft length of the next round -> whether it has drafts at all."""
@@ -329,7 +341,7 @@ def _phase(works: Sequence[Work]) -> Phase:
 
 
 def _runner(
-    llama: Llama, eagle3: Eagle3 | None, page_count: int, context_limit: int, options: EngineOptions
+    llama: Llama, eagle3: Eagle3 | None, page_count: int, context_limit: int, options: EngineOptions, ranks: Ranks
 ) -> Runner | GpuRunner:
     device = torch.device(options.device)
     if not options.on_kernels:
@@ -346,4 +358,5 @@ def _runner(
         lengths=range(1, options.draft_length + 1) if options.adaptive else [options.draft_length],
         context_limit=context_limit,
         device=device,
+        ranks=ranks,
     )

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tandem_worker.engine.exchange import Exchange
 from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.packed import Layer, PackedDrafter, PackedTarget, Shape
 from tandem_worker.engine.pages import PAGE
+from tandem_worker.engine.ranks import ALONE, Ranks
 from tandem_worker.kernels.attention import Partials, Placing, Span, Tiling, attend
 from tandem_worker.kernels.choice import COLUMNS, Best, largest
 from tandem_worker.kernels.embed import embed, join_first, join_next
@@ -61,7 +63,7 @@ class Block:
         self.logits = empty(space.head_rows, vocab)
         tiles = cdiv(vocab, COLUMNS)
         tokens = empty(space.head_rows, tiles, dtype=torch.int32)
-        self.best = Best(empty(space.head_rows, tiles, dtype=torch.float32), tokens, vocab)
+        self.best = Best(empty(space.head_rows, tiles, dtype=torch.float32), tokens)
         cosines, sines = shape.rope(torch.arange(space.positions, device=space.device)[:, None], torch.float32)
         half = shape.head_dim // 2  # the other half is the same
         self.rotary = cosines[:, 0, 0, :half].contiguous(), sines[:, 0, 0, :half].contiguous()
@@ -95,10 +97,20 @@ class Block:
 
 
 class TargetForward:
-    def __init__(self, target: PackedTarget, capture: tuple[int, ...], space: Space, partials: Partials) -> None:
+    def __init__(
+        self,
+        target: PackedTarget,
+        capture: tuple[int, ...],
+        space: Space,
+        partials: Partials,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.target, self.capture, shape = target, capture, target.shape
-        self.block = Block(shape, len(target.layers), len(target.embedding), space, partials)
-        self.hidden = shape.hidden
+        self.vocab, self.hidden = len(target.embedding), shape.hidden
+        self.block = Block(shape, len(target.layers), target.head.outputs, space, partials)
+        self.exchange = Exchange(ranks, 2 * space.rows * self.hidden, space.device)
+        self.first = ranks.rank * target.head.outputs  # token that this rank's head begins with
+        self.best = self.block.best  # of all tokens
         self.observed: Observed | None = None  # takes all streams of the next forwards; never while a graph is captured
         self.streams = torch.zeros(
             (space.rows, max(1, len(capture)) * shape.hidden), dtype=space.dtype, device=space.device
@@ -140,17 +152,24 @@ class TargetForward:
             block.qkv(i, layer, block.normed, rows, placing)
             block.attend(i, placing, tiling)
             count = layer.out(block.attended, rows, block.sums)
-            add_norm(block.sums, count, block.residual, layer.mlp_gain, eps, block.normed, rows)
+            sums, count = self.exchange.sums(block.sums, count, rows, self.hidden)
+            add_norm(sums, count, block.residual, layer.mlp_gain, eps, block.normed, rows)
             count = block.mlp(layer, rows)
+            sums, count = self.exchange.sums(block.sums, count, rows, self.hidden)
             stream = self._slot(i + 1, capture)
-            add_norm(block.sums, count, block.residual, gains[i], eps, block.normed, rows, stream=stream)
+            add_norm(sums, count, block.residual, gains[i], eps, block.normed, rows, stream=stream)
             self._observe(i + 1, rows)
 
     def choose(self, normed: Tensor, rows: int) -> None:
-        """Logits of `rows` normed rows and the best of every tile of them."""
+        """Logits of `rows` normed rows, this rank's, and the best of every tile of all."""
         block = self.block
         self.target.head(normed, rows, block.logits)
-        largest(block.logits, rows, block.best)
+        largest(block.logits, rows, block.best, self.first)
+        self.best = self.exchange.best(block.best, rows)
+
+    def logits(self, rows: int) -> Tensor:
+        """Of all tokens, [rows, V]."""
+        return self.exchange.logits(self.block.logits[:rows])
 
     def _observe(self, index: int, rows: int) -> None:
         if self.observed:

@@ -50,6 +50,13 @@ def claim(fraction: float | None) -> None:
     torch.cuda.set_per_process_memory_fraction(fraction)
 
 
+def enough(gpus: int) -> None:
+    """Raises GpuProblem when there are fewer."""
+    if (seen := torch.cuda.device_count()) < gpus:
+        asked = "Set engine.tensorParallel and the limit of nvidia.com/gpu to the same number"
+        raise GpuProblem("NoGpu", f"Tensor parallelism over {gpus} GPUs is asked for, torch sees {seen}. {asked}.")
+
+
 def too_little_free(fraction: float, free_bytes: int, total_bytes: int) -> str:
     """A sentence, or nothing."""
     if free_bytes >= fraction * total_bytes:
@@ -63,6 +70,8 @@ def too_little_free(fraction: float, free_bytes: int, total_bytes: int) -> str:
 
 def explained(failure: BaseException) -> GpuProblem | None:
     """The problem behind an error of torch or Triton; None when it is not the GPU's."""
+    if isinstance(failure, GpuProblem):
+        return failure
     said = str(failure)
     first = re.split("\n| (?:Process|Including|If reserved) ", said)[0].strip()
     if isinstance(failure, torch.OutOfMemoryError) or "out of memory" in said:

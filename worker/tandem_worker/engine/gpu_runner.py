@@ -27,6 +27,7 @@ from tandem_worker.engine.forward import DrafterForward, Space, TargetForward
 from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.packed import pack_drafter, pack_target
 from tandem_worker.engine.pages import PAGE, padded, pages_for
+from tandem_worker.engine.ranks import ALONE, Ranks
 from tandem_worker.engine.rounds import Rounds, buckets
 from tandem_worker.engine.runner import Verified
 from tandem_worker.engine.scheduler import Work
@@ -35,6 +36,7 @@ from tandem_worker.kernels.choice import take
 from tandem_worker.kernels.linear import TILES
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
+from tandem_worker.models.share import Share
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +63,9 @@ class GpuRunner:
         lengths: Sequence[int],
         context_limit: int,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.device, self.draft_length = device, draft_length
+        self.device, self.draft_length, self.ranks = device, draft_length, ranks
         self.llama, self.eagle3 = llama, eagle3
         self.capture = eagle3.drafter.capture_indexes if eagle3 else ()
         batch = buckets(max_batch)[-1]
@@ -72,7 +75,8 @@ class GpuRunner:
         dtype = llama.model.norm.weight.dtype
         space = Space(rows, batch * (draft_length + 1), page_count, self.width * PAGE, dtype, device)
         partials = Partials(device)
-        self.target = TargetForward(pack_target(llama), self.capture, space, partials)
+        packed = pack_target(llama, Share(ranks.rank, ranks.size))
+        self.target = TargetForward(packed, self.capture, space, partials, ranks)
         self.drafter = None
         if eagle3:
             self.drafter = DrafterForward(pack_drafter(eagle3), space._replace(head_rows=batch), partials)
@@ -158,8 +162,13 @@ class GpuRunner:
         torch.index_select(block.normed, 0, self._ints(rows), out=self._decided[:n])
         self.target.choose(self._decided, n)
         best = torch.zeros(n, dtype=torch.int32, device=self.device)
-        take(block.best, n, best)
-        return by_work(works, choose(block.logits[:n].float(), rows_of(works), best))
+        take(self.target.best, n, best)
+        deciding = rows_of(works)
+        read = any(not row.sampling.greedy or row.sampling.logprobs is not None for row in deciding)
+        logits = self.target.logits(n) if read else self.target.block.logits[:n]  # a rank's own, which nobody reads
+        choices = choose(logits.float(), deciding, best)
+        self.ranks.check()
+        return by_work(works, choices)
 
     @torch.inference_mode()
     def draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool], length: int) -> None:

@@ -68,8 +68,8 @@ def _round(engine: Engine, prompt: Sequence[int], batch: int, length: int) -> fl
     """Seconds, the fewest; infinite where the context is too short for such drafts."""
     watch = Stopwatch(batch)
     engine.switch(length > 0)
-    engine.length = length or engine.length
-    sampling = Sampling(engine.context_limit - len(prompt))
+    engine.set_length(length or engine.length)
+    sampling = Sampling(engine.context_limit - len(prompt), ignore_eos=True)
     requests = [Request(tuple(prompt), sampling, lambda tokens, finish: None) for _ in range(batch)]
     with recorded_by(engine, watch):
         for request in requests:

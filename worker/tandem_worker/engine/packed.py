@@ -17,6 +17,7 @@ from tandem_worker.models import layers as models
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.layers import MLP, Attention, Rope
 from tandem_worker.models.llama import Llama
+from tandem_worker.models.share import WHOLE, Share
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PackedTarget:
     embedding: Tensor  # [V, H]
     layers: tuple[Layer, ...]
     gain: Tensor  # [H] of the final norm
-    head: Linear  # [V, H]
+    head: Linear  # [V, H], or a rank's rows of it
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class PackedDrafter:
     norm_output: bool
 
 
-def pack_target(llama: Llama) -> PackedTarget:
+def pack_target(llama: Llama, share: Share = WHOLE) -> PackedTarget:
+    """`llama` is the share already, but for its head, of which rows are taken here."""
     target, body = llama.target, llama.model
     shape = Shape(
         target.hidden_size,
@@ -78,12 +80,13 @@ def pack_target(llama: Llama) -> PackedTarget:
         llama.rope,
     )
     decoder_layers: Any = body.layers
+    splits = 1 if share.size > 1 else 0  # the ranks are splits of out and down themselves
     layers = tuple(
-        _layer(layer.self_attn, layer.mlp, layer.input_layernorm.weight, layer.post_attention_layernorm.weight)
+        _layer(layer.self_attn, layer.mlp, layer.input_layernorm.weight, layer.post_attention_layernorm.weight, splits)
         for layer in decoder_layers
     )
-    head = Linear(llama.lm_head.weight, Role.HEAD)
-    return PackedTarget(shape, body.embed_tokens.weight, layers, body.norm.weight, head)
+    rows = llama.lm_head.weight.chunk(share.size)[share.rank]
+    return PackedTarget(shape, body.embed_tokens.weight, layers, body.norm.weight, Linear(rows, Role.HEAD))
 
 
 def pack_drafter(eagle3: Eagle3) -> PackedDrafter:
@@ -125,7 +128,8 @@ def _stream_gains(eagle3: Eagle3) -> tuple[Tensor, ...]:
     return tuple(gains)
 
 
-def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor) -> Layer:
+def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor, splits: int = 0) -> Layer:
+    """splits: of out and down."""
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     head_gains = None
@@ -133,9 +137,9 @@ def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor)
         head_gains = attention.q_norm.weight, attention.k_norm.weight
     return Layer(
         _pack(projections, Role.QKV, input_gain.dtype),
-        _pack([attention.o_proj], Role.OUT, input_gain.dtype),
+        _pack([attention.o_proj], Role.OUT, input_gain.dtype, splits),
         _pack([mlp.gate_proj, mlp.up_proj], Role.GATE_UP, input_gain.dtype),
-        _pack([mlp.down_proj], Role.DOWN, input_gain.dtype),
+        _pack([mlp.down_proj], Role.DOWN, input_gain.dtype, splits),
         input_gain,
         mlp_gain,
         torch.cat(biases) if biases else None,
@@ -143,7 +147,7 @@ def _layer(attention: Attention, mlp: MLP, input_gain: Tensor, mlp_gain: Tensor)
     )
 
 
-def _pack(linears: Sequence[models.Linear], role: Role, dtype: torch.dtype) -> Linear:
+def _pack(linears: Sequence[models.Linear], role: Role, dtype: torch.dtype, splits: int = 0) -> Linear:
     """One matrix, in 8 bits where all are so in the same way; else in `dtype`."""
     if len({(linear.weight.dtype, len(linear.scale) if linear.scale is not None else 0) for linear in linears}) > 1:
         for linear in linears:
@@ -151,7 +155,7 @@ def _pack(linears: Sequence[models.Linear], role: Role, dtype: torch.dtype) -> L
     scales = [linear.scale for linear in linears if linear.scale is not None]
     scale = torch.cat(scales, 1) if scales else None  # [blocks, all outputs]
     if len(linears) == 1:
-        return Linear(linears[0].weight, role, scale)
+        return Linear(linears[0].weight, role, scale, splits)
     packed = torch.cat([linear.weight.view(torch.uint8) for linear in linears]).view(linears[0].weight.dtype)
     first = 0
     for linear in linears:
@@ -159,4 +163,4 @@ def _pack(linears: Sequence[models.Linear], role: Role, dtype: torch.dtype) -> L
         linear.weight = nn.Parameter(packed[rows], requires_grad=False)
         linear.scale = scale[:, rows] if scale is not None else None
         first = rows.stop
-    return Linear(packed, role, scale)
+    return Linear(packed, role, scale, splits)

@@ -95,7 +95,7 @@ class Rounds:
         context_limit: int,
         table_width: int,
     ) -> None:
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self.ranks = target, drafter, target.exchange.ranks
         self.lengths = lengths  # of drafts, that graphs are captured for at the start
         self.draft_length, self.context_limit, self.width = draft_length, context_limit, table_width
         self.device = target.streams.device
@@ -110,7 +110,7 @@ class Rounds:
         self._lengths, self._last_rows, self._turns = ints(largest), ints(largest), ints(largest)
         self._positions, self._draft_positions = ints(largest * t), ints(largest)
         self._tables = ints(largest, table_width)
-        self.drawing = Drawing(largest, target.block.logits.shape[-1], self.device)
+        self.drawing = Drawing(largest, target.vocab, self.device)
         self.forced = torch.full((FORCED,), -1, dtype=torch.int32, device=self.device)
         rows = torch.arange(largest * t, dtype=torch.int32, device=self.device)
         self._each, self._ones = rows[:largest], torch.ones_like(rows[:largest])
@@ -184,6 +184,7 @@ class Rounds:
             begun, played, copied = flight.events
             copied.synchronize()
             busy = begun.elapsed_time(played) / 1000
+        self.ranks.check()
         now = time.perf_counter()
         seconds, self._ended = now - max(flight.started, self._ended), now
         rows = flight.result.view(len(flight.requests), -1).tolist()
@@ -255,6 +256,8 @@ class Rounds:
             self._graphs[key] = self._captured(key, stream)
         except RuntimeError as failure:
             self.no_graphs = str(failure).partition("\n")[0]
+        if not self.ranks.agree(not self.no_graphs, self.device):  # what one launches otherwise, all do
+            self.no_graphs = self.no_graphs or "another rank could not capture it"
             log.warning("No CUDA graph for %s, rounds are launched kernel by kernel: %s", key, self.no_graphs)
         for tensor, value in zip(self._moved, saved, strict=True):
             tensor.copy_(value)
@@ -262,7 +265,11 @@ class Rounds:
     def _captured(self, key: Key, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """Raises RuntimeError. The outer block leaves `stream` again, which a failed capture does not."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        mode = "global" if self.ranks.group is None else "thread_local"  # NCCL's own threads look at events meanwhile
+        with (
+            torch.cuda.stream(stream),
+            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode),
+        ):
             self._play(key)
         return graph
 
@@ -288,8 +295,8 @@ class Rounds:
         )
         self.target.choose(self.target.block.normed, batch * t)
         if draws:
-            self.drawing.decide(self.target.block.logits[: batch * t], self.target.block.best, state)
-        accept(self.target.block.best, state, batch, drafts)
+            self.drawing.decide(self.target.logits(batch * t), self.target.best, state)
+        accept(self.target.best, state, batch, drafts)
         if draws:
             self.drawing.count(state)
         if drafts:

@@ -52,22 +52,22 @@ class Counts(NoRecord):
 
 @contextmanager
 def recorded_by(engine: Engine, recorder: Recorder) -> Iterator[None]:
-    """The engine runs on through end tokens, and only `recorder` hears of it."""
-    before = engine.recorder, engine.eos_token_ids
-    engine.recorder, engine.eos_token_ids = recorder, frozenset()
+    """Nobody but `recorder` hears of what the engine does."""
+    before, engine.recorder = engine.recorder, recorder
     try:
         yield
     finally:
-        engine.recorder, engine.eos_token_ids = before
+        engine.recorder = before
 
 
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-    """Raises EngineBroken when one of the texts fails."""
+    """On through end tokens. Raises EngineBroken when one of the texts fails."""
     submitted = []
     for prompt in prompts:
         room = engine.context_limit - len(prompt)
         if room > 0:
-            submitted.append(Request(tuple(prompt), Sampling(min(tokens, room)), lambda tokens, finish: None))
+            sampling = Sampling(min(tokens, room), ignore_eos=True)
+            submitted.append(Request(tuple(prompt), sampling, lambda tokens, finish: None))
             engine.submit(submitted[-1])
     while not engine.idle:
         engine.step()

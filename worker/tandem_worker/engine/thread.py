@@ -63,7 +63,7 @@ class EngineThread(threading.Thread):
             self._carry_out_orders()
             if self.broken:
                 self._end_all(Finish.FAILED)
-            elif not self.engine.idle:
+            elif not self.engine.idle or self.engine.ranks.lost:
                 self._step()
 
     def _step(self) -> None:

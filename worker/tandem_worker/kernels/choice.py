@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels.launch import cdiv, launch, power_of_2
+from tandem_worker.kernels.launch import launch, power_of_2
 
 COLUMNS = 1024
 FORCED = 60
@@ -29,7 +29,7 @@ FORCED = 60
 
 
 @triton.jit
-def _largest(logit_ptr, value_ptr, token_ptr, V, TILES, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+def _largest(logit_ptr, value_ptr, token_ptr, V, TILES, FIRST, COLUMNS: tl.constexpr, PDL: tl.constexpr):
     m = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)
     i = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -40,7 +40,7 @@ def _largest(logit_ptr, value_ptr, token_ptr, V, TILES, COLUMNS: tl.constexpr, P
     broken = tl.max(((x - x) != 0).to(tl.int32), 0)  # infinite or not a number
     value, at = tl.max(tl.where(i < V, x, float("-inf")), 0, return_indices=True)
     tl.store(value_ptr + m * TILES + tile, tl.where(broken > 0, float("inf"), value))
-    tl.store(token_ptr + m * TILES + tile, tl.where(broken > 0, -1, tile * COLUMNS + at))
+    tl.store(token_ptr + m * TILES + tile, tl.where(broken > 0, -1, FIRST + tile * COLUMNS + at))
 
 
 @triton.jit
@@ -124,8 +124,8 @@ def _take(
 class Best:
     """Best logit of every tile of columns: values and tokens [rows, TILES], float32 and int32."""
 
-    def __init__(self, values, tokens, vocab: int) -> None:
-        self.values, self.tokens, self.tiles = values, tokens, cdiv(vocab, COLUMNS)
+    def __init__(self, values, tokens) -> None:
+        self.values, self.tokens, self.tiles = values, tokens, values.shape[-1]
 
     def most_probable(self, rows: int):
         """The tokens of the first rows, [rows] int32: in plain torch what `take` gives."""
@@ -144,9 +144,10 @@ class Best:
         return {"TILES": self.tiles, "TILES_PADDED": power_of_2(self.tiles)}
 
 
-def largest(logits, rows, best) -> None:
-    vocab = logits.shape[-1]
-    launch(_largest, (best.tiles, rows), logits, best.values, best.tokens, vocab, best.tiles, warps=4, COLUMNS=COLUMNS)
+def largest(logits, rows, best, first=0) -> None:
+    """first: the token of the first column, where these are not all."""
+    vocab, tiles = logits.shape[-1], best.tiles
+    launch(_largest, (tiles, rows), logits, best.values, best.tokens, vocab, tiles, first, warps=4, COLUMNS=COLUMNS)
 
 
 def accept(best, state, batch, drafted) -> None:

@@ -133,13 +133,13 @@ class Linear:
     weight: Tensor
     role: Role
     scale: Tensor | None = None
-    splits: int = field(init=False)
+    splits: int = 0  # of K; 0: as many as `k_splits` says
     outputs: int = field(init=False)
     _descriptors: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n, k = self.weight.shape
-        self.splits = k_splits(self.role, k)
+        self.splits = self.splits or k_splits(self.role, k)
         self.outputs = n // 2 if self.role is Role.GATE_UP else n
 
     def __call__(self, x: Tensor, rows: int, y: Tensor, tile: Tile | None = None) -> int:

@@ -23,6 +23,7 @@ from tandem_worker.models.families import FAMILIES
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.quantised import kept, weight_of
 from tandem_worker.models.reader import read
+from tandem_worker.models.share import WHOLE, Share
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +41,32 @@ class LoadedDrafter(NamedTuple):
 
 
 def load_target(
-    checkpoint: Checkpoint, target: Target, dtype: torch.dtype, device: torch.device, keep_8_bits: bool = False
+    checkpoint: Checkpoint,
+    target: Target,
+    dtype: torch.dtype,
+    device: torch.device,
+    keep_8_bits: bool = False,
+    share: Share = WHOLE,
 ) -> Llama:
-    """The whole target in memory, of any family. Quantised weights become `dtype`; with `keep_8_bits` those of 8 bits
-    stay so where the kernels can multiply by them.
+    """The target in memory, of any family, or a rank's share of it. Quantised weights become `dtype`; with
+    `keep_8_bits` those of 8 bits stay so where the kernels can multiply by them.
 
     Raises CheckpointError when a parameter is missing or has another shape than the config says.
     """
     with torch.device("meta"):
-        model = FAMILIES[target.family](target).requires_grad_(False).eval()
-    wanted = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]  # a tied head counts once
+        whole = FAMILIES[target.family](target)
+        model = FAMILIES[target.family](share.of(target)).requires_grad_(False).eval()
+    wanted = [(name, tuple(weight.shape)) for name, weight in whole.named_parameters()]  # a tied head counts once
+    shapes = {name: weight.shape for name, weight in model.named_parameters()}
     stored = Source(checkpoint).stored(wanted)
     tensors = {}
     for one in stored:
         parts = [read(part).to(device) for part in one.parts]
         stays = kept(one, parts) if keep_8_bits else None
+        if stays is not None:
+            stays = share.cut_kept(stays, shapes[one.parameter])
         if stays is None:
-            tensors[one.parameter] = weight_of(one, parts, dtype)
+            tensors[one.parameter] = share.cut(weight_of(one, parts, dtype), shapes[one.parameter])
         else:
             model.get_submodule(one.parameter.removesuffix(".weight")).keep(stays)  # type: ignore[operator]
     model.load_state_dict(tensors, strict=False, assign=True)

@@ -75,6 +75,9 @@ def serve(
         float | None,
         typer.Option(min=0.01, max=1, help="Of the GPU's memory: must be free at start, and no more is taken."),
     ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs that share the target, each in a process of its own. With --device cuda.")
+    ] = 1,
     baseline_probe: Annotated[
         float, typer.Option(min=0, max=0.5, help="Share of the rounds that run without drafts, to time them.")
     ] = 0.0,
@@ -86,6 +89,8 @@ def serve(
     Exit codes: 0 drained; 3 a checkpoint is not the one that was validated; 4 the pair was wired otherwise than
     validated; 5 it can not be loaded or can not listen, or the engine is broken.
     """
+    if tensor_parallel > 1 and device is not Device.CUDA:
+        raise typer.BadParameter(f"{tensor_parallel} needs --device cuda", param_hint="--tensor-parallel")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     settings = Settings(
         target=target,
@@ -108,6 +113,7 @@ def serve(
         threads=threads,
         gpu_memory_fraction=gpu_memory_fraction,
         max_waiting=max_waiting,
+        tensor_parallel=tensor_parallel,
         expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),
         operator_key_file=operator_key_file,
         pod_uid=pod_uid,

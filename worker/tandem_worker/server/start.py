@@ -7,8 +7,11 @@ resolution, self-test, plain steps timed. Whatever goes wrong ends in CannotStar
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -24,7 +27,7 @@ from tandem_worker.checkpoint import (
     read_target,
 )
 from tandem_worker.checks import drafter_parameters, resolve
-from tandem_worker.checks.builtin import beyond_kernels, unread_weights, unserved
+from tandem_worker.checks.builtin import beyond_kernels, indivisible, unread_weights, unserved
 from tandem_worker.contract import (
     ExitCode,
     Fingerprints,
@@ -34,16 +37,21 @@ from tandem_worker.contract import (
     WorkerFailure,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.gpu import GpuProblem, claim, explained, keep_kernels, multiplies_8_bits
+from tandem_worker.engine.gpu import GpuProblem, claim, enough, explained, keep_kernels, multiplies_8_bits
 from tandem_worker.engine.measure import measure
+from tandem_worker.engine.orders import Follower, Leader
+from tandem_worker.engine.ranks import join
 from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.self_test import TEXTS, Seen, observe, self_test, time_plain_steps
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.engine.thread import EngineThread
+from tandem_worker.models.llama import Llama
 from tandem_worker.models.load import LoadedDrafter, load_drafter, load_target
+from tandem_worker.models.share import WHOLE, Share
 from tandem_worker.probe.template import read_template
 from tandem_worker.server.admin import Gate
 from tandem_worker.server.chat import ChatTemplate
+from tandem_worker.server.followers import LOADED, Followers
 from tandem_worker.server.metrics import Metrics
 from tandem_worker.server.vocabulary import Vocabulary
 from tandem_worker.server.worker import Identity, Worker
@@ -68,10 +76,15 @@ class Settings:
     pod_uid: str | None
     gpu_memory_fraction: float | None = None
     max_waiting: int = 256
+    tensor_parallel: int = 1  # GPUs
 
     @property
     def on_gpu(self) -> bool:
         return torch.device(self.engine.device).type == "cuda"
+
+    def of_rank(self, rank: int) -> Settings:
+        device = f"cuda:{rank}" if self.on_gpu else self.engine.device
+        return replace(self, engine=replace(self.engine, device=device))
 
 
 class CannotStart(Exception):
@@ -93,8 +106,14 @@ class Pair:
 
 def start(settings: Settings) -> Worker:
     """Raises CannotStart."""
-    try:
+    with _told_why():
         return _start(settings)
+
+
+@contextmanager
+def _told_why() -> Iterator[None]:
+    try:
+        yield
     except CheckpointError as failure:
         raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", str(failure)) from failure
     except EngineBroken as failure:
@@ -110,19 +129,9 @@ def start(settings: Settings) -> Worker:
 
 def _start(settings: Settings) -> Worker:
     torch.set_num_threads(settings.threads)
-    pair = _open(settings)
-    if settings.on_gpu:
-        keep_kernels()
-        claim(settings.gpu_memory_fraction)
+    pair = open_pair(settings)
     vocabulary = Vocabulary(_read_tokenizer(settings.target), pair.target.vocab_size)
-    device, dtype = torch.device(settings.engine.device), settings.engine.dtype
-    keep_8_bits = settings.on_gpu and multiplies_8_bits()
-    llama = load_target(pair.target_checkpoint, pair.target, dtype, device, keep_8_bits)
-    loaded = None
-    if pair.drafter_checkpoint and pair.drafter:
-        loaded = load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device)
-        _refuse_missing(loaded, pair.drafter_checkpoint)
-    engine = Engine(llama, loaded.drafter if loaded else None, settings.engine)
+    engine, loaded = make_engine(settings, pair)
     engine.prepare()
     prompts = _self_test_prompts(vocabulary, pair.target)
     resolution = _check_wiring(engine, loaded, pair, prompts[0]) if loaded else None
@@ -150,7 +159,55 @@ def _start(settings: Settings) -> Worker:
     return worker
 
 
-def _open(settings: Settings) -> Pair:
+def make_engine(settings: Settings, pair: Pair) -> tuple[Engine, LoadedDrafter | None]:
+    size = settings.tensor_parallel
+    if size == 1:
+        llama, loaded = _load(settings, pair, WHOLE)
+        return Engine(llama, loaded and loaded.drafter, settings.engine), loaded
+    if settings.on_gpu:
+        enough(size)
+    followers = Followers(partial(follow, settings), size)
+    settings = settings.of_rank(0)
+    llama, loaded = _load(settings, pair, Share(0, size))
+    followers.wait_until_loaded()
+    ranks = join(0, size, followers.folder, torch.device(settings.engine.device), on_host=not settings.on_gpu)
+    followers.watch(ranks)
+    return Leader(llama, loaded and loaded.drafter, settings.engine, ranks, followers), loaded
+
+
+def follow(settings: Settings, rank: int, pipe: Connection, folder: Path) -> None:
+    """The whole life of another rank."""
+    settings, size = settings.of_rank(rank), settings.tensor_parallel
+    torch.set_num_threads(settings.threads)
+    try:
+        with _told_why():
+            llama, loaded = _load(settings, open_pair(settings), Share(rank, size))
+            pipe.send_bytes(LOADED)
+            ranks = join(rank, size, folder, torch.device(settings.engine.device), on_host=not settings.on_gpu)
+            Follower(Engine(llama, loaded and loaded.drafter, settings.engine, ranks=ranks), pipe).run()
+    except CannotStart as failure:
+        words = WorkerFailure(reason=failure.failure.reason, message=f"Rank {rank} of {size}: {failure}")
+        pipe.send_bytes(words.model_dump_json().encode())
+        raise SystemExit(int(failure.code)) from failure
+
+
+def _load(settings: Settings, pair: Pair, share: Share) -> tuple[Llama, LoadedDrafter | None]:
+    device, dtype = torch.device(settings.engine.device), settings.engine.dtype
+    if settings.on_gpu:
+        keep_kernels()
+        if device.index is not None:
+            torch.cuda.set_device(device)
+        claim(settings.gpu_memory_fraction)
+    keep_8_bits = settings.on_gpu and multiplies_8_bits()
+    llama = load_target(pair.target_checkpoint, pair.target, dtype, device, keep_8_bits, share)
+    if not (pair.drafter_checkpoint and pair.drafter):
+        return llama, None
+    loaded = load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device)
+    _refuse_missing(loaded, pair.drafter_checkpoint)
+    return llama, loaded
+
+
+def open_pair(settings: Settings) -> Pair:
     target_checkpoint = open_checkpoint(settings.target)
     drafter_checkpoint = open_checkpoint(settings.drafter) if settings.drafter else None
     found = found_in(target_checkpoint, drafter_checkpoint)
@@ -166,6 +223,8 @@ def _open(settings: Settings) -> Pair:
     lacking = beyond_kernels(target, drafter) if settings.engine.on_kernels else []
     if lacking:
         message = f"The engine's kernels do not compute {', '.join(lacking)}. Serve the pair on a CPU, SGLang or vLLM."
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message)
+    if message := indivisible(target, settings.tensor_parallel):
         raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message)
     return Pair(target_checkpoint, target, drafter_checkpoint, drafter, found)
 
