@@ -30,6 +30,7 @@ EVERYTHING: Manifest = {
         "version": "0.5.23",
         "image": "worker:1",
         "gpuMemoryFraction": 0.45,
+        "tensorParallel": 1,
         "contextLength": 8192,
         "args": ["--log-level=info"],
         "env": [
@@ -185,6 +186,11 @@ RULES = [
          with_field(EVERYTHING, "drafter", None)),
     case("engine.gpuMemoryFraction is for workers on a GPU", "resources.limits", {"nvidia.com/gpu": "1"},
          {"cpu": "1"}),
+    case("engine.tensorParallel needs as many GPUs", "engine.tensorParallel", 1, 2),
+    case("engine.tensorParallel needs as many GPUs", "resources.limits", {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 1},
+         with_field(EVERYTHING, "engine.tensorParallel", 2)),
+    case("engine.tensorParallel needs as many GPUs", "resources.limits", {"nvidia.com/gpu": "2"},
+         {"nvidia.com/mig-1g.10gb": "2"}, with_field(EVERYTHING, "engine.tensorParallel", 2)),
     case("drafter.source must differ from target.source", "drafter.source", host("/models/drafter"),
          host("/models/target")),
     case("drafter.source must differ from target.source", "drafter.source", claim("b"), claim("a"),
@@ -308,6 +314,8 @@ def around(path: str, value: object) -> Manifest:
         spec = with_field(spec, "engine.version", None)
     if path == "resources.limits":  # without a GPU among them
         spec = with_field(spec, "engine.gpuMemoryFraction", None)
+    if path == "engine.tensorParallel":
+        spec = with_field(spec, "resources.limits", {"nvidia.com/gpu": value})
     if path.startswith("validation.probe"):
         spec = with_field(spec, "validation", {"mode": "Probe", "probe": PROBE})
     for part, other in (("target", "drafter"), ("drafter", "target")):

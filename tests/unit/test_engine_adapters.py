@@ -47,6 +47,21 @@ def test_the_builtin_engine_hears_the_draft_length_as_it_was_asked_for(asked: ob
     assert last(Builtin().arguments(launch), "--draft-length") == told
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "flag"),
+    [
+        ("builtin", None, "--tensor-parallel"),
+        ("sglang", "0.5.23", "--tensor-parallel-size"),
+        ("vllm", "0.33.0", "--tensor-parallel-size"),
+    ],
+)
+def test_each_engine_is_told_over_how_many_gpus_it_spreads(engine: str, version: str | None, flag: str) -> None:
+    asked = {"type": engine, "version": version, "tensorParallel": 4}
+    wanted = spec(engine=asked, resources={"limits": {"nvidia.com/gpu": 4}})
+    launch = Launch(recipe(wanted, "pair", None), "r1", "/target", "/drafter")
+    assert last(adapter_of(wanted.engine, wanted.speculation).arguments(launch), flag) == "4"
+
+
 def test_sglang_drafts_a_chain_of_the_length_that_the_spec_asks_for() -> None:
     arguments = started("sglang", "0.5.23")
     assert last(arguments, "--speculative-algorithm") == "EAGLE3"

@@ -80,3 +80,13 @@ def test_what_a_probe_keeps_may_lie_in_the_checkpoints_claim(kept: str, volumes:
     assert not mount.get("readOnly")
     assert volume["persistentVolumeClaim"] == {"claimName": kept}, "a read-only volume takes no writes"
     assert all(m["readOnly"] for m in mounts if m["mountPath"] in (TARGET_MOUNT, DRAFTER_MOUNT))
+
+
+def test_a_worker_of_several_gpus_has_shared_memory_and_its_validation_hears_of_them() -> None:
+    gpus = {"engine": {"tensorParallel": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    job, worker = pods(resource(ONE, OTHER, **gpus))
+    (container,) = worker["containers"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in worker["volumes"]
+    assert "--tensor-parallel=2" in container["args"]
+    assert "--engine-args=--tensor-parallel=2" in job["containers"][0]["args"]

@@ -143,6 +143,19 @@ class Engine(ApiModel):
         ]
         | None
     ) = None
+    tensor_parallel: (
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                le=64,
+                description="GPUs of one node that share the target, for each worker; as many as resources.limits asks "
+                "for. What SGLang and vLLM do with the drafter then is theirs; the builtin engine keeps it whole on "
+                "each. Default: one.",
+            ),
+        ]
+        | None
+    ) = None
     context_length: (
         Annotated[
             int, Field(ge=1, le=100_000_000, description="Tokens of prompt and completion; default: the target's.")
@@ -278,6 +291,12 @@ class Spec(ApiModel):
         Rule(
             "!has(self.engine.gpuMemoryFraction) || self.resources.limits.exists(name, name.startsWith('nvidia.com/'))",
             "engine.gpuMemoryFraction is for workers on a GPU: ask for one in resources.limits",
+        ),
+        Rule(
+            "!has(self.engine.tensorParallel) || self.engine.tensorParallel == 1 "
+            "|| ('nvidia.com/gpu' in self.resources.limits "
+            "&& string(self.resources.limits['nvidia.com/gpu']) == string(self.engine.tensorParallel))",
+            "engine.tensorParallel needs as many GPUs: set nvidia.com/gpu in resources.limits to the same number",
         ),
         Rule(
             "self.speculation.draftLength != 'auto' || self.engine.type == 'builtin'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tandem_operator import names
+from tandem_operator.api.spec import Engine
 from tandem_operator.api.status import Counts
 from tandem_operator.engines.adapter import KEY_MOUNT, TERMINATION_LOG, Launch, Paths
 from tandem_operator.engines.reading import Metrics, StepTimes, samples, whole
@@ -49,13 +50,17 @@ class Builtin:
         if recipe.engine.context_length:
             arguments.append(f"--context-length={recipe.engine.context_length}")
         if any(name.startswith("nvidia.com/") for name in recipe.resources.limits):
-            arguments += ["--device=cuda", f"--prefill-chunk={GPU_PREFILL_CHUNK}"]
+            arguments += ["--device=cuda", f"--prefill-chunk={GPU_PREFILL_CHUNK}", *tensor_parallel(recipe.engine)]
             if recipe.engine.gpu_memory_fraction is not None:
                 arguments.append(f"--gpu-memory-fraction={recipe.engine.gpu_memory_fraction:g}")
         return [arguments[0], *recipe.engine.args, *arguments[1:]]
 
     def read(self, text: str) -> Metrics:
         return read_metrics(text)
+
+
+def tensor_parallel(engine: Engine) -> list[str]:
+    return [f"--tensor-parallel={engine.tensor_parallel}"] if engine.tensor_parallel else []
 
 
 _SUMS = {

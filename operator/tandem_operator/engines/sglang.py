@@ -63,6 +63,8 @@ class SGLang:
         limits = [f"--context-length={recipe.engine.context_length}"] if recipe.engine.context_length else []
         if recipe.engine.gpu_memory_fraction is not None:
             limits.append(f"--mem-fraction-static={recipe.engine.gpu_memory_fraction:g}")
+        if recipe.engine.tensor_parallel:
+            limits.append(f"--tensor-parallel-size={recipe.engine.tensor_parallel}")
         own = [
             f"--model-path={launch.target_folder}",
             f"--served-model-name={recipe.model_name}",

@@ -51,6 +51,8 @@ class Vllm:
         limits = [f"--max-model-len={recipe.engine.context_length}"] if recipe.engine.context_length else []
         if recipe.engine.gpu_memory_fraction is not None:
             limits.append(f"--gpu-memory-utilization={recipe.engine.gpu_memory_fraction:g}")
+        if recipe.engine.tensor_parallel:
+            limits.append(f"--tensor-parallel-size={recipe.engine.tensor_parallel}")
         if (version := parse_version(self.version)) and version >= DRAINS_SINCE:
             grace_seconds = recipe.pod.termination_grace_period_seconds
             limits.append(f"--shutdown-timeout={grace_seconds - WITHDRAWN_SECONDS - LAST_WORDS_SECONDS}")

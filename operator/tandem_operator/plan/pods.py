@@ -62,6 +62,8 @@ def worker_pod(resource: SpeculativeDeployment, revision: str, recipe: Recipe, s
     own = [_field("POD_IP", "status.podIP"), _field("POD_UID", "metadata.uid")]
     container["env"] = [*own, *map(dump, recipe.engine.env), *map(dump, recipe.pod.env)]
     pod = make_pod(resource.metadata.name, recipe.pod, [container], sources)
+    if not adapter.cooperates or recipe.engine.tensor_parallel:
+        _share_memory(pod)
     if adapter.cooperates:
         _take_commands(pod, resource.metadata.name)
     else:
@@ -75,18 +77,21 @@ def _take_commands(pod: Manifest, name: str) -> None:
     pod["volumes"] += [{"name": "operator-key", "configMap": {"name": names.operator_key(name)}}]
 
 
+def _share_memory(pod: Manifest) -> None:
+    """For an engine of several processes: what runtimes give is too little for NCCL (production-stack #276)."""
+    pod["containers"][0]["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}]
+    pod["volumes"] += [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+
+
 def _host_engine(pod: Manifest, adapter: Adapter, launch: Launch, sources: dict[str, Source]) -> None:
-    """What another engine needs: a user that is not root, a home, shared memory for its processes (production-stack
-    #276), time until nobody sends requests any more, and somebody who looks whether the files are those that were
-    validated."""
+    """What another engine needs: a user that is not root, a home, time until nobody sends requests any more, and
+    somebody who looks whether the files are those that were validated."""
     container = pod["containers"][0]
     container["command"] = adapter.command
     container["lifecycle"] = {"preStop": {"sleep": {"seconds": WITHDRAWN_SECONDS}}}  # no shell is needed in the image
     given = {variable["name"] for variable in container["env"]}
     container["env"] += [{"name": n, "value": v} for n, v in ENVIRONMENT.items() if n not in given]
     container["securityContext"] |= {"runAsUser": UNPRIVILEGED, "runAsGroup": UNPRIVILEGED}
-    container["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}]
-    pod["volumes"] += [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     prints = launch.recipe.fingerprints
     if prints is None:
         return

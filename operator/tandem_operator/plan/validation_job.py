@@ -10,6 +10,7 @@ from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.spec import Probe, Spec
 from tandem_operator.engines import Launch, adapter_of
 from tandem_operator.engines.adapter import TERMINATION_LOG, UNPRIVILEGED
+from tandem_operator.engines.builtin import tensor_parallel
 from tandem_operator.plan.children import metadata
 from tandem_operator.plan.observed import Manifest, Settings
 from tandem_operator.plan.pods import dump, folder_of, make_container, make_pod
@@ -115,7 +116,7 @@ def _engine_arguments(spec: Spec, launch: Launch) -> list[str]:
     """What `validate` is told of the engine: the very arguments that a worker gets, since they can defeat a pair."""
     engine, adapter = spec.engine, adapter_of(spec.engine, spec.speculation)
     told = [f"--context-length={engine.context_length}"] if engine.context_length else []
-    arguments, env = engine.args, engine.env
+    arguments, env = [*engine.args, *tensor_parallel(engine)], engine.env
     if not adapter.cooperates:
         told.append(f"--engine={engine.type}@{engine.version}")
         arguments, env = adapter.arguments(launch), [*engine.env, *spec.pod.env]
