@@ -27,14 +27,14 @@ CONTEXT = 16  # positions before the judged ones of a part that a drafter may lo
 
 @dataclass(frozen=True)
 class Captured:
-    """Host tensors; texts lie behind each other in the states, judged positions in the logits."""
+    """Host tensors but for the logits; texts lie behind each other in the states, judged positions in the logits."""
 
     texts: tuple[tuple[int, ...], ...]
     judged: tuple[range, ...]  # of each text the positions t whose draft for token t + 2 is judged
     states: Mapping[int, Tensor]  # capture index 0..n -> [all tokens, H]
     norms: Mapping[int, Tensor]  # i -> [H]: weight of the norm that stream i passes next; n is the final norm
     eps: float
-    logits: Tensor  # [all judged positions, V] of token t + 2, of float16 where the arithmetic is a GPU's
+    logits: Tensor  # [all judged positions, V] of token t + 2, on the device, of float16 where that is a GPU
     choices: Tensor  # [all tokens] what the target says behind each token
     device: torch.device
     dtype: torch.dtype
@@ -134,7 +134,7 @@ class Batch:
 
     def logits(self) -> Tensor:
         """[B, J, V]: what the target says to come at t + 2, after it has read token t + 1."""
-        rows = self.captured.logits[self._judged_span].to(self.captured.device)
+        rows = self.captured.logits[self._judged_span]
         return pad_sequence(list(rows.split(self._counts)), batch_first=True)
 
     def choices(self) -> Tensor:
@@ -170,11 +170,13 @@ def captured(streamed: Streamed, starts: Sequence[int], most: int = MOST_JUDGED)
 def _said(streamed: Streamed, judged: Sequence[range]) -> tuple[Tensor, Tensor]:
     """Logits [all judged, V] and choices [all tokens]. Once for all: the head of a large target takes longer to read
     than a drafter to run; and by blocks of the vocabulary, since all logits of all tokens are more than the states.
+    Those of the judged positions, half a GB, stay on the device: every look at wirings needs them.
     """
-    dtype = torch.float16 if streamed.device.type == "cuda" else torch.float32
+    device = streamed.device
     places = zip(judged, streamed.starts[:-1], strict=True)
-    wanted = torch.cat([torch.arange(run.start, run.stop) + start + 1 for run, start in places])
-    blocks: list[Tensor] = []
+    wanted = torch.cat([torch.arange(run.start, run.stop) + start + 1 for run, start in places]).to(device)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    logits = torch.empty(len(wanted), streamed.target.vocab_size, dtype=dtype, device=device)
     largest, choices = None, None
     for first, block in streamed.logit_blocks(streamed.final):
         values, ids = block.max(-1)
@@ -183,9 +185,9 @@ def _said(streamed: Streamed, judged: Sequence[range]) -> tuple[Tensor, Tensor]:
         else:
             choices = torch.where(values > largest, ids + first, choices)
             largest = torch.maximum(values, largest)
-        blocks.append(block[wanted.to(block.device)].to("cpu", dtype))
+        logits[:, first : first + block.shape[-1]] = block[wanted]
     assert choices is not None, "a vocabulary has tokens"
-    return torch.cat(blocks, -1), choices.cpu()
+    return logits, choices.cpu()
 
 
 def norm_weights(target: Checkpoint, layers: int, hidden: int) -> dict[int, Tensor]:
