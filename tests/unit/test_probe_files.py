@@ -38,10 +38,10 @@ ENGINES = {
 class Files:
     """The drafter's config and tensors, with ids that make this engine capture what the drafter was trained on."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, drafter: Path = TINY_PAIR / "drafter") -> None:
         self.convention = ENGINES[engine]
-        self.config: dict[str, Any] = json.loads((TINY_PAIR / "drafter" / "config.json").read_text())
-        self.tensors = load_file(TINY_PAIR / "drafter" / "model.safetensors")
+        self.config: dict[str, Any] = json.loads((drafter / "config.json").read_text())
+        self.tensors = load_file(drafter / "model.safetensors")
         self.capture(TRAINED_ON)
 
     def capture(self, indexes: list[int]) -> None:
@@ -163,6 +163,17 @@ def test_the_first_cause_is_the_mistake_that_was_made(mistake: str, engine: str,
         assert document["verdict"].startswith("Fits")
     if engine not in told.but:
         assert told.words in document["causes"][0]["sentence"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_norm_that_is_declared_and_has_no_weights_is_switched_off(engine: str, asked: Asked, tmp_path: Path) -> None:
+    """No copy of the drafter would have them: it was trained without."""
+    files = Files(engine, TINY_PAIR.parent / "probe-pairs" / "norms" / "drafter")
+    files.config["norm_before_fc"] = True
+    (cause,) = asked(files.write(tmp_path / "drafter"), engine)["causes"]
+    assert cause["code"] == "TDM-NORM-BEFORE-FC"
+    assert "will run it with norm_before_fc true; this drafter was trained with false" in cause["sentence"]
+    assert cause["sentence"].endswith("; set norm_before_fc to false in the drafter's config.json.")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

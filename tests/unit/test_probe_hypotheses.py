@@ -43,6 +43,13 @@ def test_the_right_wiring_is_one_step_from_every_mistake(mistake: Wiring) -> Non
     assert len(differences(mistake, RIGHT)) == 1
 
 
+def test_a_state_that_skips_fc_may_be_one_before_the_final_norm() -> None:
+    before = replace(UNFUSED, view=View.STREAM)
+    for one, other in ((UNFUSED, before), (before, UNFUSED)):
+        assert other in set(neighbours(one, CHOICES))
+        assert differences(one, other) == (Aspect.VIEW,)
+
+
 def test_no_wiring_is_tried_twice_and_none_out_of_range() -> None:
     tried = list(neighbours(RIGHT, CHOICES))
     assert RIGHT not in tried

@@ -74,7 +74,8 @@ def _all(wiring: Wiring, choices: Choices, every_slot: bool) -> Iterator[Wiring]
     yield from (replace(wiring, rope_theta=theta) for theta in choices.thetas)
     yield from (replace(wiring, rope_pairs=pairs) for pairs in choices.pairs)
     yield from _fusions(wiring, choices)
-    yield from (replace(wiring, view=view) for view in View if wiring.fused)
+    views = View if wiring.fused else (View.FINAL_NORM, View.STREAM)
+    yield from (replace(wiring, view=view) for view in views)
     if every_slot and wiring.fused:
         for slot in range(len(wiring.capture)):
             for layer in range(choices.layers + 1):

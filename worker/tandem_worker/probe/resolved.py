@@ -63,7 +63,7 @@ def choices_of(pairing: Pairing, wiring: Wiring) -> Choices:
         ids=_draft_ids(pairing),
         flags=(
             "norm_before_residual",
-            *(flag for flag, tensor in FLAG_TENSORS.items() if tensor in tensors),
+            *(flag for flag, tensor in FLAG_TENSORS.items() if tensor in tensors or getattr(wiring, flag)),
         ),
         embeddings=(*((Source.OWN,) if "embed_tokens.weight" in own else ()), *borrowed),
         heads=(*((Source.OWN,) if "lm_head.weight" in own else ()), *borrowed),
