@@ -165,6 +165,14 @@ def test_state_that_is_torn_or_lost_is_computed_anew(tmp_path: Path) -> None:
             left.unlink()
 
 
+def test_a_file_that_was_being_written_when_it_was_killed_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "stream-0007.partial").write_bytes(b"half of it")
+    (tmp_path / "notes.partial").write_bytes(b"not the probe's")
+    with pytest.raises(Killed):
+        stream(TARGET, some_rows(), (), on_progress=killed_at(3), resume=tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"stream-0002.safetensors", "notes.partial"}
+
+
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file/state can not be made to keep the probe's state in"):
@@ -175,7 +183,7 @@ def test_a_full_disk_ends_the_keeping_and_not_the_run(tmp_path: Path, monkeypatc
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stream_state, "save_file", full)
+    monkeypatch.setattr(stream_state, "save", full)
     assert torch.equal(stream(TARGET, some_rows(), {2}, resume=tmp_path).final, stream(TARGET, some_rows(), {2}).final)
     assert not list(tmp_path.iterdir())
 

@@ -10,11 +10,12 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, fingerprint
@@ -39,10 +40,12 @@ class StreamState:
     def load(self) -> dict[int, Tensor]:
         """Every stream that an earlier run has left; empty when there is none to go on from."""
         found: dict[int, Tensor] = {}
+        for partial in self.folder.glob("stream-*.partial"):  # it was killed while it wrote
+            _remove(partial)
         for file in sorted(self.folder.glob("stream-*.safetensors")):
             stream = self._read(file)
             if stream is None:
-                file.unlink()
+                _remove(file)
             else:
                 found[int(file.stem.removeprefix("stream-"))] = stream
         newest = max(found, default=-1)
@@ -55,12 +58,14 @@ class StreamState:
         file = self._file(index)
         partial = file.with_suffix(".partial")
         try:
-            save_file({"stream": stream.contiguous()}, partial, {"identity": self.identity})
+            # Not by save_file: killed, it would leave a file of a name that nobody knows.
+            partial.write_bytes(save({"stream": stream.contiguous()}, {"identity": self.identity}))
             os.replace(partial, file)
             if index - 1 not in self.wanted:
                 self._file(index - 1).unlink(missing_ok=True)
         except (OSError, SafetensorError) as failure:
             self.keeps = False
+            _remove(partial)
             log.warning("The probe's state is no longer kept in %s: %s", self.folder, failure)
 
     def _file(self, index: int) -> Path:
@@ -73,6 +78,12 @@ class StreamState:
                 return opened.get_tensor("stream") if mine else None
         except (SafetensorError, OSError):
             return None
+
+
+def _remove(file: Path) -> None:
+    """What can not be removed is no worse than what is kept: the next run does not take it either."""
+    with suppress(OSError):
+        file.unlink()
 
 
 def identity_of(
