@@ -10,9 +10,9 @@ bytes into a buffer and do nothing else; of several numbers of threads the faste
 
 Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then the target's
 head is applied, which belongs to its pass, and a random drafter is measured on the states under every wiring that the
-probe tries for such a pair. On a CPU floating-point operations (of products and attention, counted by torch) stand
-beside seconds: they do not depend on the machine and on what else it does. On a GPU counting would take longer than
-what is counted. All that is timed ends with its result in host memory, so nothing is still under way on a GPU.
+probe tries for such a pair. All that is timed ends with its result in host memory, so nothing is still under way on a
+GPU. With --count floating-point operations (of products and attention, counted by torch) stand beside seconds: they do
+not depend on the machine and on what else it does. Counting takes time, so seconds mean little then, on a GPU nothing.
 
 Results are written after each part, so that a run that is cut off leaves what it had measured.
 """
@@ -136,6 +136,7 @@ class Asked:
     device: torch.device
     cold_only: bool
     pass_only: bool
+    count: bool
     keep: Callable[[], None]  # writes what is known so far
 
     @property
@@ -222,7 +223,7 @@ def time_wirings(
         "of_these_to_load_the_drafter": round(loaded - began, 2),
         "hypotheses_share_of_pass": round(seconds / (pass_seconds + head), 3),
     }
-    if not asked.on_gpu:
+    if asked.count:
         flops = [pass_flops, of_head(), of_wirings()]
         result["tflop_of_layers_head_and_hypotheses"] = [round(count / 1e12, 3) for count in flops]
         result["hypotheses_share_of_pass_by_operations"] = round(flops[2] / (flops[0] + flops[1]), 3)
@@ -230,8 +231,8 @@ def time_wirings(
 
 @contextmanager
 def counting(asked: Asked) -> Iterator[Callable[[], int]]:
-    """Floating-point operations within, on a CPU."""
-    if asked.on_gpu:
+    """Floating-point operations within."""
+    if not asked.count:
         yield lambda: 0
         return
     with FlopCounterMode(display=False) as counter:
@@ -285,7 +286,7 @@ def told(arguments: argparse.Namespace) -> list[str]:
     return (
         shapes
         + sizes
-        + [f"--{name}" for name in ("cold", "pass-only", "toy") if vars(arguments)[name.replace("-", "_")]]
+        + [f"--{name}" for name in ("cold", "pass-only", "count", "toy") if vars(arguments)[name.replace("-", "_")]]
     )
 
 
@@ -297,6 +298,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pass-only", action="store_true", help="leave out the wirings")
+    parser.add_argument("--count", action="store_true", help="count floating-point operations, which takes its time")
     parser.add_argument("--cold", action="store_true", help="leave out the run from the page cache")
     parser.add_argument("--toy", action="store_true", help="a thousandth of the size, to try the script")
     parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
@@ -310,7 +312,7 @@ def main() -> None:
         if arguments.out:
             arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
-    asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only, keep)
+    asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only, arguments.count, keep)
     for name in arguments.shape or ["llama-8b", "kimi"]:
         with temporary(arguments.folder) as folder:
             results[name] = {}
