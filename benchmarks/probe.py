@@ -208,6 +208,8 @@ def time_pass(folder: Path, shape: Shape, asked: Asked, cold: bool, result: Resu
 def time_wirings(
     folder: Path, streamed: Streamed, asked: Asked, pass_seconds: float, pass_flops: int, result: Result
 ) -> None:
+    if asked.on_gpu:
+        torch.cuda.reset_peak_memory_stats(asked.device)
     began = time.monotonic()
     with counting(asked) as of_head:
         seen = captured(streamed, [0] * (len(streamed.starts) - 1))
@@ -223,6 +225,8 @@ def time_wirings(
         "of_these_to_load_the_drafter": round(loaded - began, 2),
         "hypotheses_share_of_pass": round(seconds / (pass_seconds + head), 3),
     }
+    if asked.on_gpu:
+        result["peak_gpu_bytes_of_hypotheses"] = peak(asked.device)
     if asked.count:
         flops = [pass_flops, of_head(), of_wirings()]
         result["tflop_of_layers_head_and_hypotheses"] = [round(count / 1e12, 3) for count in flops]
