@@ -11,13 +11,13 @@ import torch
 
 from tandem_worker.checkpoint import open_checkpoint, read_drafter, read_target
 from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.followers import LOADED, Followers
 from tandem_worker.engine.orders import Follower, Leader
-from tandem_worker.engine.ranks import join
+from tandem_worker.engine.ranks import Ranks, join
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.load import load_drafter, load_target
 from tandem_worker.models.share import Share
-from tandem_worker.server.followers import LOADED, Followers
 from unit.pairs import TINY_PAIR
 from unit.serving import Told
 
@@ -38,6 +38,15 @@ def follow_on_the_same_gpu(rank: int, pipe: Connection, folder: Path) -> None:
     pipe.send_bytes(LOADED)
     ranks = join(rank, 2, folder, GPU, on_host=True)
     Follower(Engine(*pair, OPTIONS, ranks=ranks), pipe).run()
+
+
+@contextmanager
+def one_rank(folder: Path) -> Iterator[Ranks]:
+    """That gathers from itself, by NCCL."""
+    try:
+        yield join(0, 1, folder, GPU)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @contextmanager

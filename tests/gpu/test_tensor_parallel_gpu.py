@@ -11,13 +11,13 @@ import httpx
 import pytest
 import torch
 
-from gpu.ranks import GPU, OPTIONS, share_of_tiny, two_ranks_on_one_gpu
+from gpu.ranks import OPTIONS, one_rank, share_of_tiny, two_ranks_on_one_gpu
 from gpu.test_engine_gpu import differing
 from gpu.test_worker_gpu import PAIR, TEXTS, worker
 from random_checkpoint import WIDE, write_drafter, write_target
 from tandem_worker.contract import ExitCode
 from tandem_worker.engine.engine import Engine
-from tandem_worker.engine.ranks import Ranks, join
+from tandem_worker.engine.ranks import ALONE
 from tandem_worker.engine.request import Sampling
 from tandem_worker.models.share import WHOLE
 from unit.serving import Told, accepted, finish_all, generate, prompts, submit, wait_for
@@ -36,18 +36,16 @@ def several(gpus: int) -> pytest.MarkDecorator:
 def test_gathering_by_nccl_in_graphs_changes_no_token(tmp_path: Path, count: Count) -> None:
     """One rank alone, greedy and drawn."""
     pair, texts = share_of_tiny(WHOLE), []
-    ranks = join(0, 1, tmp_path, GPU)
-    for one in (Ranks(), ranks):
-        made = Engine(*pair, OPTIONS, Told(), one)
-        made.prepare()
-        sent = [submit(made, prompt, Sampling(64, i % 2 * 0.8, seed=i)) for i, prompt in enumerate(prompts()[:16])]
-        finish_all(made)
-        assert not made.degraded
-        assert made.rounds
-        assert made.rounds._graphs
-        assert sum(accepted(made)) > len(accepted(made)) / 2
-        texts.append([text.tokens for text in sent])
-    torch.distributed.destroy_process_group()
+    with one_rank(tmp_path) as gathers:
+        for ranks in (ALONE, gathers):
+            made = Engine(*pair, OPTIONS, Told(), ranks)
+            sent = [submit(made, prompt, Sampling(64, i % 2 * 0.8, seed=i)) for i, prompt in enumerate(prompts()[:16])]
+            finish_all(made)
+            assert not made.degraded
+            assert made.rounds
+            assert made.rounds._graphs
+            assert sum(accepted(made)) > len(accepted(made)) / 2
+            texts.append([text.tokens for text in sent])
     count("tokens", *differing(*texts))
 
 

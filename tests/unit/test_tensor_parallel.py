@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from random_checkpoint import write_drafter, write_target
+from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.followers import Followers
 from tandem_worker.engine.gpu import GpuProblem
 from tandem_worker.engine.orders import Leader
 from tandem_worker.engine.request import Finish, Sampling
@@ -25,7 +27,6 @@ from tandem_worker.engine.runner import EngineBroken
 from tandem_worker.engine.thread import EngineThread
 from tandem_worker.models.quantised import Kept
 from tandem_worker.models.share import Share
-from tandem_worker.server.followers import Followers
 from tandem_worker.server.start import CannotStart, Settings, follow, make_engine, open_pair, start
 from unit.serving import Told, accepted, finish_all, submit, tiny_settings, wait_for
 
@@ -83,7 +84,6 @@ def leader(settings: Settings) -> Iterator[Leader]:
     engine = made(settings, size=2, chunk=4)
     assert isinstance(engine, Leader)
     yield engine
-    assert isinstance(engine.followers, Followers)
     engine.followers.close()
     torch.distributed.destroy_process_group()
 
@@ -109,6 +109,8 @@ def test_ranks_stay_in_step_when_readers_leave_and_speculation_is_switched(
     leaves = submit(leader, PROMPTS[1], Sampling(50))
 
     def between(step: int) -> None:
+        if step == 1:
+            leader.adapt(Costs({(batch, length): 1.0 + length for batch in (1, 2) for length in (0, 2)}))
         if step == 2:
             leader.end(leaves.request, Finish.CANCELLED)
             leader.switch(False)
@@ -134,11 +136,9 @@ def test_a_rank_that_dies_fails_what_runs_with_a_reason(leader: Leader) -> None:
     thread = EngineThread(leader, 1)
     leader.switch(False)
     text = submit(leader, PROMPTS[1], Sampling(200))
-    followers = leader.followers
-    assert isinstance(followers, Followers)
     thread.start()
     wait_for(lambda: bool(text.tokens), tries=6000)
-    followers.processes[0].kill()
+    leader.followers.processes[0].kill()
     wait_for(lambda: text.finish is not None, tries=6000)
     assert text.finish is Finish.FAILED
     assert (thread.reason, thread.broken) == (

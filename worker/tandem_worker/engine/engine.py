@@ -345,6 +345,7 @@ def _runner(
 ) -> Runner | GpuRunner:
     device = torch.device(options.device)
     if not options.on_kernels:
+        assert ranks.size == 1, "only the kernels compute a share"
         return Runner(llama, eagle3, page_count, Placement(options.dtype, device))
     from tandem_worker.engine.gpu_runner import GpuRunner
 

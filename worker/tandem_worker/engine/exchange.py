@@ -14,7 +14,7 @@ from tandem_worker.kernels.choice import Best
 
 class Exchange:
     def __init__(self, ranks: Ranks, sums: int, device: torch.device) -> None:
-        """sums: floats of a product's partials, at most."""
+        """sums: floats of a rank's partials of a product, at most."""
         self.ranks, alone = ranks, ranks.group is None
         self._sums = torch.zeros(0 if alone else ranks.size * sums, dtype=torch.float32, device=device)
 

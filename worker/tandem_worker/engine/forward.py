@@ -108,7 +108,8 @@ class TargetForward:
         self.target, self.capture, shape = target, capture, target.shape
         self.vocab, self.hidden = len(target.embedding), shape.hidden
         self.block = Block(shape, len(target.layers), target.head.outputs, space, partials)
-        self.exchange = Exchange(ranks, 2 * space.rows * self.hidden, space.device)
+        splits = max(linear.splits for layer in target.layers for linear in (layer.out, layer.down))
+        self.exchange = Exchange(ranks, splits * space.rows * self.hidden, space.device)
         self.first = ranks.rank * target.head.outputs  # token that this rank's head begins with
         self.best = self.block.best  # of all tokens
         self.observed: Observed | None = None  # takes all streams of the next forwards; never while a graph is captured

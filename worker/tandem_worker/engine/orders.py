@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.followers import Followers
+from tandem_worker.engine.gpu import GpuProblem
 from tandem_worker.engine.ranks import Ranks
 from tandem_worker.engine.request import Finish, Request, Sampling
 from tandem_worker.engine.runner import EngineBroken
@@ -28,15 +30,6 @@ from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 
 DIGEST_STEPS = 1024
-
-
-class Followers(Protocol):
-    @property
-    def pipes(self) -> Sequence[Connection]:
-        """To each of them; only bytes are sent, nothing is pickled."""
-
-    def explained(self, failure: Exception) -> Exception:
-        """The failure of one of them that is behind a failure here, or this one."""
 
 
 class Leader(Engine):
@@ -110,7 +103,7 @@ class Leader(Engine):
             for pipe in self.followers.pipes:
                 pipe.send_bytes(message)
             yield
-        except EngineBroken:  # which is theirs as well
+        except (EngineBroken, GpuProblem):  # which all of them have, or is a rank's end already
             raise
         except Exception as failure:
             raise self.followers.explained(failure) from failure
@@ -163,7 +156,7 @@ def digest_of(engine: Engine) -> str:
     """Of texts and pages: equal where nothing has gone apart."""
     scheduler, pages = engine.scheduler, engine.pages
     texts = [
-        (one.tokens[len(one.prompt) :], one.proposals, one.computed, one.drafted, one.pages)
+        (len(one.tokens), sum(one.tokens), one.proposals, one.computed, one.drafted, one.pages)
         for one in scheduler.running
     ]
     state = [texts, len(scheduler.waiting), engine.speculating, engine.length, pages.free]

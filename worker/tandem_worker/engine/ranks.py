@@ -75,8 +75,11 @@ class Ranks:
             raise self.lost
 
     def lose(self, why: GpuProblem) -> None:
-        """Also ends NCCL's kernels that wait for the others."""
         self.lost = why
+        self.leave()
+
+    def leave(self) -> None:
+        """Without the others' consent. Ends NCCL's kernels that wait for them, too."""
         if self.group is not None and not self.on_host:
             self.group.abort()
 

@@ -37,6 +37,7 @@ from tandem_worker.contract import (
     WorkerFailure,
 )
 from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.followers import LOADED, Followers
 from tandem_worker.engine.gpu import GpuProblem, claim, enough, explained, keep_kernels, multiplies_8_bits
 from tandem_worker.engine.measure import measure
 from tandem_worker.engine.orders import Follower, Leader
@@ -51,7 +52,6 @@ from tandem_worker.models.share import WHOLE, Share
 from tandem_worker.probe.template import read_template
 from tandem_worker.server.admin import Gate
 from tandem_worker.server.chat import ChatTemplate
-from tandem_worker.server.followers import LOADED, Followers
 from tandem_worker.server.metrics import Metrics
 from tandem_worker.server.vocabulary import Vocabulary
 from tandem_worker.server.worker import Identity, Worker

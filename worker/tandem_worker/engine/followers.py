@@ -1,4 +1,4 @@
-"""The processes of ranks 1, 2, ... (see `engine.ranks`): how they start and end, and what is told of one that dies.
+"""The processes of ranks 1, 2, ... (see `ranks`): how they start and end, and what is told of one that dies.
 
 They live as long as rank 0: an end of the pipe that it holds is what keeps them. A signal that is meant for the worker
 does not reach them, so what runs is drained with all ranks. When one of them dies, nothing that runs can be finished:
@@ -45,6 +45,7 @@ class Followers:
         self.folder = Path(self._kept.name)
         self._ending, self._closed = threading.Lock(), threading.Event()
         self._why: GpuProblem | None = None
+        self._ranks: Ranks | None = None
         context = get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
@@ -64,21 +65,23 @@ class Followers:
                 said = pipe.recv_bytes()
             except EOFError as failure:
                 raise self.explained(failure) from None
-            if said != LOADED:
-                raise self._problem(said)
+            if problem := _told(said):
+                raise problem
 
     def watch(self, ranks: Ranks) -> None:
-        """From now on a rank that ends is told to the others."""
+        """From now on a rank that ends is lost to this one."""
+        self._ranks = ranks
         threading.Thread(target=self._watch, args=(ranks,), name="ranks", daemon=True).start()
 
     def explained(self, failure: Exception) -> Exception:
         """The end of a rank that is behind a failure of this one, or this failure."""
-        ended = wait([process.sentinel for process in self.processes], LAST_WORDS_SECONDS)
-        return self._end_of_one() if ended else failure
+        return self._end_of_one(LAST_WORDS_SECONDS) or failure
 
     def close(self) -> None:
         """They end when nobody holds the other end of their pipes."""
         self._closed.set()
+        if self._ranks and not self._ranks.lost:
+            self._ranks.leave()
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
@@ -89,29 +92,39 @@ class Followers:
         atexit.unregister(self.close)
 
     def _watch(self, ranks: Ranks) -> None:
-        wait([process.sentinel for process in self.processes])
-        if self._closed.is_set():
-            return
         problem = self._end_of_one()
+        if problem is None or self._closed.is_set():
+            return
         log.error("%s: %s", problem.reason, problem)
         ranks.lose(problem)
         if not self._closed.wait(STUCK_SECONDS):
             log.error("The engine does not come back from its GPU.")
             os._exit(ExitCode.CANNOT_LOAD)
 
-    def _end_of_one(self) -> GpuProblem:
+    def _end_of_one(self, patience_seconds: float | None = None) -> GpuProblem | None:
+        """None: none has ended in that time. Without a time it waits."""
+        sentinels = [process.sentinel for process in self.processes]
+        ended = wait(sentinels, patience_seconds)
+        if not ended:
+            return None
         with self._ending:
             if self._why is None:
-                rank, process = next((r, p) for r, p in enumerate(self.processes, 1) if p.exitcode is not None)
-                self._why = self._problem(_last_message(self.pipes[rank - 1]), rank, process.exitcode)
+                at = sentinels.index(ended[0])  # type: ignore[arg-type]
+                self.processes[at].join(LAST_WORDS_SECONDS)  # its last file is closed a moment before it is gone
+                said = _last_message(self.pipes[at])
+                self._why = _told(said) or self._silent(at + 1, self.processes[at].exitcode)
             return self._why
 
-    def _problem(self, said: bytes, rank: int = 0, code: int | None = None) -> GpuProblem:
-        if said.startswith(b"{"):
-            words = WorkerFailure.model_validate_json(said)
-            return GpuProblem(words.reason, words.message)
+    def _silent(self, rank: int, code: int | None) -> GpuProblem:
         how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
         return GpuProblem("RankLost", f"Rank {rank} of {self.size} {how}; what it computed with the others is lost.")
+
+
+def _told(said: bytes) -> GpuProblem | None:
+    if not said.startswith(b"{"):
+        return None
+    words = WorkerFailure.model_validate_json(said)
+    return GpuProblem(words.reason, words.message)
 
 
 def _last_message(pipe: Connection) -> bytes:
@@ -130,9 +143,17 @@ def _live(run: Run, rank: int, pipe: Connection, folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s")
     threading.Thread(target=_die_with_leader, daemon=True).start()
-    run(rank, pipe, folder)
-    sys.stderr.flush()
-    os._exit(0)  # nothing is left to do, and communicators would wait for each other
+    code = int(ExitCode.CANNOT_LOAD)
+    try:
+        run(rank, pipe, folder)
+        code = 0
+    except SystemExit:  # it has said why
+        pass
+    except BaseException:
+        log.exception("It failed")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # communicators that are taken down in order would wait for each other
 
 
 def _die_with_leader() -> None:
