@@ -108,12 +108,16 @@ def test_ranks_stay_in_step_when_readers_leave_and_speculation_is_switched(
     stays = submit(leader, PROMPTS[0], replace(SAMPLINGS[0], max_tokens=3, logprobs=2))
     leaves = submit(leader, PROMPTS[1], Sampling(50))
 
+    dear = Costs({(batch, length): 1.0 + length for batch in (1, 2) for length in (0, 2)})  # drafts never pay
+
     def between(step: int) -> None:
-        if step == 1:
-            leader.adapt(Costs({(batch, length): 1.0 + length for batch in (1, 2) for length in (0, 2)}))
+        leader.compare()
+        if step < 2:
+            leader.switch(step == 1)
         if step == 2:
+            leader.adapt(dear)
+        if step == 4:
             leader.end(leaves.request, Finish.CANCELLED)
-            leader.switch(False)
         leader.compare()
 
     finish_all(leader, between)

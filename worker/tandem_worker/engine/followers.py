@@ -30,7 +30,7 @@ LAST_WORDS_SECONDS = 2.0
 """So long a rank may take to end after another one was told that it is gone."""
 
 CLOSING_SECONDS = 5.0
-STUCK_SECONDS = 30.0
+STUCK_SECONDS = 90.0
 """After a rank is lost the worker ends by itself, unless it waits for a GPU that never answers."""
 
 Run = Callable[[int, Connection, Path], None]

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JOIN_TIMEOUT = timedelta(minutes=5)
+TIMEOUT = timedelta(minutes=10)
+"""Of a rank that waits for another one, which may have kernels to compile."""
 
 
 @dataclass
@@ -101,7 +102,7 @@ def join(rank: int, size: int, folder: Path, device: torch.device, on_host: bool
         init_method=(folder / "ranks").as_uri(),
         rank=rank,
         world_size=size,
-        timeout=JOIN_TIMEOUT,
+        timeout=TIMEOUT,
         device_id=None if on_host else device,
     )
     log.info("Rank %d of %d is in", rank, size)
