@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu.ranks import OPTIONS, one_rank, share_of_tiny, two_ranks_on_one_gpu
-from gpu.test_engine_gpu import differing
+from gpu.test_engine_gpu import differing, large, random_prompts
 from gpu.test_worker_gpu import PAIR, TEXTS, worker
 from random_checkpoint import WIDE, write_drafter, write_target
 from tandem_worker.contract import ExitCode
@@ -20,6 +20,7 @@ from tandem_worker.engine.engine import Engine
 from tandem_worker.engine.ranks import ALONE
 from tandem_worker.engine.request import Sampling
 from tandem_worker.models.share import WHOLE
+from unit.quantising import by_channel, written
 from unit.serving import Told, accepted, finish_all, generate, prompts, submit, wait_for
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ def test_gathering_by_nccl_in_graphs_changes_no_token(tmp_path: Path, count: Cou
             assert made.rounds._graphs
             assert sum(accepted(made)) > len(accepted(made)) / 2
             texts.append([text.tokens for text in sent])
+    count("tokens", *differing(*texts))
+
+
+def test_gathering_the_splits_of_large_layers_changes_no_token(tmp_path: Path, count: Count) -> None:
+    some, texts = random_prompts(6, 200), []
+    with one_rank(tmp_path) as gathers:
+        for ranks in (ALONE, gathers):
+            texts.append(generate(Engine(*large(), OPTIONS, Told(), ranks), some, 24))
     count("tokens", *differing(*texts))
 
 
@@ -80,6 +89,15 @@ def texts_over_http(folder: Path, gpus: int, *arguments: str) -> list[list[str]]
 def test_two_gpus_serve_the_tiny_pair(tmp_path: Path, count: Count) -> None:
     fast, plain = texts_over_http(tmp_path, 2, *PAIR)
     count("texts", sum(a != b for a, b in zip(fast, plain, strict=True)), len(plain))
+
+
+@several(2)
+def test_two_gpus_share_matrices_of_8_bits(tmp_path: Path, count: Count) -> None:
+    texts = []
+    for folder in written(tmp_path / "targets", by_channel):
+        (tmp_path / folder.parent.name).mkdir()
+        texts += texts_over_http(tmp_path / folder.parent.name, 2, f"--target={folder}", PAIR[1])
+    count("texts", sum(len(set(same)) > 1 for same in zip(*texts, strict=True)), len(TEXTS))
 
 
 @pytest.mark.parametrize("gpus", [pytest.param(2, marks=several(2)), pytest.param(4, marks=several(4))])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem_worker.checks.builtin import beyond_kernels
+from tandem_worker.checks.builtin import beyond_kernels, indivisible
 from tandem_worker.engine import gpu
 from tandem_worker.engine.gpu import GIB, GpuProblem, explained, too_little_free
 from tandem_worker.models.random_pair import llama_8b
@@ -33,6 +33,14 @@ def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(GpuProblem, match=r"torch sees no GPU \(CUDA_VISIBLE_DEVICES=''\)") as told:
         gpu.claim(None)
+    assert told.value.reason == "NoGpu"
+
+
+def test_fewer_gpus_than_are_to_share_a_target_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu.enough(2)
+    with pytest.raises(GpuProblem, match=r"over 4 GPUs is asked for, torch sees 2\. .* nvidia\.com/gpu") as told:
+        gpu.enough(4)
     assert told.value.reason == "NoGpu"
 
 
@@ -73,6 +81,24 @@ def test_what_the_kernels_do_not_compute_is_named(target: dict[str, Any], drafte
     assert found == [said]
 
 
+@pytest.mark.parametrize(
+    ("changes", "gpus", "said"),
+    [
+        ({}, 1, ""),
+        ({}, 8, ""),
+        ({}, 16, "16 GPUs can not share this target: it has 8 key-value heads, which does not divide by 16; choose 2"),
+        ({"vocab_size": 32001}, 2, "it has a vocabulary of 32001, which does not divide by 2; serve it on one"),
+        ({"intermediate_size": 1000}, 2, "it has an MLP of 1000 columns, in parts that are multiples of 8, which"),
+    ],
+)
+def test_a_target_that_gpus_can_not_share_is_told_with_what_would_fit(
+    changes: dict[str, Any], gpus: int, said: str
+) -> None:
+    found = indivisible(replace(TARGET, **changes), gpus)
+    assert said in found
+    assert bool(found) == bool(said)
+
+
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.10 GiB is "
     "free. Process 7 has 1.0 GiB memory in use. "
@@ -87,6 +113,10 @@ OUT_OF_MEMORY = (
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ..."), "OutOfGpuMemory"),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors ..."), "GpuFailed"),
         (RuntimeError("CUDA error: device-side assert triggered"), "GpuFailed"),
+        (
+            RuntimeError("NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.29\nLast error:"),
+            "GpuFailed",
+        ),
         (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), "GpuFailed"),
     ],
 )

@@ -80,6 +80,6 @@ def explained(failure: BaseException) -> GpuProblem | None:
             f"{first} Weights, caches and graphs need more than the GPU, or "
             "engine.gpuMemoryFraction, lets this worker have: raise the fraction, free the GPU, or take a larger one.",
         )
-    if isinstance(failure, RuntimeError) and ("CUDA" in said or "Triton Error" in said):
+    if isinstance(failure, RuntimeError) and any(word in said for word in ("CUDA", "NCCL", "Triton Error")):
         return GpuProblem("GpuFailed", f"{first}. The process can not go on with this GPU context and must start anew.")
     return None

@@ -8,8 +8,8 @@ They are gathered, never reduced: an all-reduce adds in an order of its own choo
 rows. Here `add_norm` adds the ranks' parts in the ranks' order. So the bits of a row do not depend on what runs beside
 it, with several GPUs as with one; another number of GPUs adds in another order, and gives other bits.
 
-Cost. A rank receives (size - 1) M H floats of 4 bytes for each of a layer's two sums. A ring that reduces moves less
-from four ranks on.
+Cost. A rank receives (size - 1) M H floats of 4 bytes for each of a layer's two sums: what a ring that reduces them
+moves, too, with two ranks, and size / 2 times as much with more.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ ALONE = Ranks()
 
 
 def join(rank: int, size: int, folder: Path, device: torch.device, on_host: bool = False) -> Ranks:
-    """Waits for the others, who name the same folder; all are processes of one machine.
+    """Waits for the others, who name the same folder; all are processes of one machine. Raises GpuProblem.
 
     on_host: by gloo, for tests without as many GPUs as ranks. Nothing listens on an address that others can reach.
     """
@@ -97,13 +97,17 @@ def join(rank: int, size: int, folder: Path, device: torch.device, on_host: bool
 
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo")
-    dist.init_process_group(
-        "gloo" if on_host else "nccl",
-        init_method=(folder / "ranks").as_uri(),
-        rank=rank,
-        world_size=size,
-        timeout=TIMEOUT,
-        device_id=None if on_host else device,
-    )
+    try:
+        dist.init_process_group(
+            "gloo" if on_host else "nccl",
+            init_method=(folder / "ranks").as_uri(),
+            rank=rank,
+            world_size=size,
+            timeout=TIMEOUT,
+            device_id=None if on_host else device,
+        )
+    except RuntimeError as failure:
+        first = str(failure).partition("\n")[0]
+        raise GpuProblem("RankLost", f"Rank {rank} of {size} could not join the others: {first}") from failure
     log.info("Rank %d of %d is in", rank, size)
     return Ranks(rank, size, dist.group.WORLD, on_host)
