@@ -243,11 +243,11 @@ def test_forced_acceptance_plays_the_same_graph() -> None:
     submit(made, prompts()[0], Sampling(100))
     while len(accepted(made)) < 6:
         made.step()
-    graphs, before = dict(rounds._graphs), len(accepted(made))
+    graphs, before = rounds.graphs.captured, len(accepted(made))
     rounds.forced.copy_(torch.tensor([0, 1, 2, 3] * 15, dtype=torch.int32))
     while len(accepted(made)) < before + 10:
         made.step()
-    assert rounds._graphs == graphs
+    assert rounds.graphs.captured == graphs
     assert set(accepted(made)[before + 2 :]) == {0, 1, 2, 3}
 
 

@@ -44,7 +44,7 @@ def test_gathering_by_nccl_in_graphs_changes_no_token(tmp_path: Path, count: Cou
             finish_all(made)
             assert not made.degraded
             assert made.rounds
-            assert made.rounds._graphs
+            assert made.rounds.graphs.captured
             assert sum(accepted(made)) > len(accepted(made)) / 2
             texts.append([text.tokens for text in sent])
     count("tokens", *differing(*texts))

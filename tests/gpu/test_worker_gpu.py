@@ -218,7 +218,7 @@ def test_capturing_that_fails_leaves_earlier_graphs_and_the_text(monkeypatch: py
     made = engine(tiny(), max_batch=8)
     generate(made, some[:1], 8)
     assert made.rounds
-    before = set(made.rounds._graphs)
+    before = made.rounds.graphs.captured
     assert before
     enter = torch.cuda.graph.__enter__
 
@@ -230,4 +230,4 @@ def test_capturing_that_fails_leaves_earlier_graphs_and_the_text(monkeypatch: py
     monkeypatch.setattr(torch.cuda.graph, "__enter__", entered)
     count("tokens", *differing(generate(made, some, 64), plain))
     assert made.degraded.startswith("CudaGraphCaptureFailed: ")
-    assert set(made.rounds._graphs) == before
+    assert made.rounds.graphs.captured == before

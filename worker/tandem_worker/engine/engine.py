@@ -98,6 +98,7 @@ class Engine:
             assert not isinstance(self.runner, Runner)
             self.runner.warm_up()
             self.rounds.capture_all()
+            self.runner.capture_all()
             gc.collect()
             gc.freeze()  # a full collection later on would hold up a round for a third of a second
             atexit.register(gc.unfreeze)
@@ -105,7 +106,8 @@ class Engine:
     @property
     def degraded(self) -> str:
         """Why it is slower than it should be, or nothing."""
-        return f"CudaGraphCaptureFailed: {self.rounds.no_graphs}" if self.rounds and self.rounds.no_graphs else ""
+        failure = self.rounds.graphs.failure if self.rounds else ""
+        return f"CudaGraphCaptureFailed: {failure}" if failure else ""
 
     @property
     def idle(self) -> bool:

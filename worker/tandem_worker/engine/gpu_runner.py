@@ -5,7 +5,9 @@ log probabilities, for anything that is not plain decoding. That part goes throu
 on the same caches, and rows have the same bits in either.
 
 Rows of a step lie behind each other without gaps: place does not matter here, so there are no tiles of rows as on the
-CPU.
+CPU. On a GPU a step of up to MOST_ROWS is made up to one of a few sizes, for each of which there is a graph (Step), and
+so are the drafts behind it (Chain): rows and tiles that nobody has stand at position 0 of the scratch page and are
+empty. More rows keep the GPU busy for longer than it takes to launch their kernels one by one.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem_worker.engine.choosing import Choice, by_work, choose, rows_of
 from tandem_worker.engine.forward import DrafterForward, Space, TargetForward
+from tandem_worker.engine.graphs import Graphs
+from tandem_worker.engine.inputs import Inputs
 from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.packed import pack_drafter, pack_target
-from tandem_worker.engine.pages import PAGE, padded, pages_for
+from tandem_worker.engine.pages import PAGE, pages_for
 from tandem_worker.engine.ranks import ALONE, Ranks
 from tandem_worker.engine.rounds import Rounds, buckets
 from tandem_worker.engine.runner import Verified
@@ -40,14 +43,37 @@ from tandem_worker.models.share import Share
 
 log = logging.getLogger(__name__)
 
-Ints = NDArray[np.int32]
+MOST_ROWS = 512
+STEP_ROWS = (16, 32, 64, 128, 192, 256, 384, MOST_ROWS)
+FEW = 4
+"""Requests. Tiles are counted for so many, or for as many as may run."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A forward of the target, as its kernels are launched."""
+
+    rows: int
+    tiles: int
+    tokens: int  # rows of a tile at most
+    context: int
+    capture: bool
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Drafts after a step."""
+
+    batch: int
+    length: int
+    context: int
 
 
 @dataclass(frozen=True)
 class VerifiedRows(Verified):
     firsts: tuple[int, ...]  # of each work, its first row
     rows: int
-    placing: Placing
+    step: Step
 
 
 class GpuRunner:
@@ -80,10 +106,37 @@ class GpuRunner:
         self.drafter = None
         if eagle3:
             self.drafter = DrafterForward(pack_drafter(eagle3), space._replace(head_rows=batch), partials)
+        self.padded = device.type == "cuda"  # steps are made up to the sizes of graphs
+        self.graphs = Graphs(device, ranks)
+        self._room, self._batch = rows, batch
+        self._sizes = sorted({min(size, rows) for size in STEP_ROWS})
+        shape = self.target.target.shape
+        self._group = shape.heads // shape.kv_heads
+        tiles = rows // tile_tokens(self._group, draft_length + 1) + batch
+        self._laid = Inputs(
+            {
+                "tokens": (rows,),
+                "positions": (rows + 1,),  # behind the last row is one that no step has, at position 0
+                "owners": (rows + 1,),
+                "tile_rows": (tiles,),
+                "tile_counts": (tiles,),
+                "tables": (1 + batch, self.width),  # the first is nobody's: the scratch page
+            },
+            device,
+        )
+        laid = self._laid.device
+        self.placing = Placing(laid["positions"], laid["owners"], laid["tables"])
+        self._drafting = Inputs(
+            {"following": (rows,), "last": (batch,), "lengths": (batch,), "tables": (batch, self.width)}, device
+        )
+        self._drafts = torch.zeros(batch, draft_length + 1, dtype=torch.int32, device=device)
+        self._each = torch.arange(batch, dtype=torch.int32, device=device)
+        self._ones, self._chain_positions = torch.ones_like(self._each), torch.zeros_like(self._each)
         self._decided = torch.zeros(space.head_rows, llama.target.hidden_size, dtype=dtype, device=device)
         self.rounds = Rounds(
             self.target,
             self.drafter,
+            self.graphs,
             max_batch=max_batch,
             draft_length=draft_length if eagle3 else 0,
             lengths=lengths,
@@ -102,7 +155,8 @@ class GpuRunner:
         placing = Placing(nowhere, nowhere, nowhere.new_zeros(1, self.width))
         for size in (*TILES, room):
             rows = min(size, room)
-            target(nowhere, rows, placing, self._tiling([0, rows], 1), capture=drafter is not None)
+            empty = Tiling(nowhere, nowhere, 1, 1, 1)  # attention's forms come below
+            target(nowhere, rows, placing, empty, capture=drafter is not None)
             target.choose(target.block.normed, min(rows, head_room))
             if drafter:
                 drafter.extend(target.streams, nowhere, rows, placing)
@@ -120,34 +174,80 @@ class GpuRunner:
         return self.drafter.drafter.ids
 
     @torch.inference_mode()
-    def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:
-        tokens: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        firsts: list[int] = []
-        for owner, work in enumerate(works):
-            firsts.append(len(tokens))
-            tokens += [*work.request.tokens[work.start : work.end], *work.proposals]
-            count = len(tokens) - firsts[-1]
-            positions += range(work.start, work.start + count)
-            owners += [owner] * count
-        tables = np.array([padded(work.request.pages, self.width) for work in works], dtype=np.int32)
-        placing = Placing(self._ints(positions), self._ints(owners), self._ints(tables))
-        rows = len(tokens)
-        tiling = self._tiling([*firsts, rows], max(positions) + 1)
-        self.target(self._ints(tokens), rows, placing, tiling, capture=capture)
-        return VerifiedRows(self._choose(works, firsts), tuple(firsts), rows, placing)
+    def capture_all(self) -> None:
+        """Graphs of steps with prompts in them, and of what is drafted behind them. All rows stand nowhere."""
+        started = time.perf_counter()
+        self._laid.clear()
+        self._laid.send(1 + self._batch)
+        tokens = tile_tokens(self._group, self._room)
+        kinds = (True, False) if self.drafter else (False,)
+        for rows, works, context, capture in product(
+            reversed(self._sizes), {FEW, self._batch}, reversed(self.rounds.contexts), kinds
+        ):
+            self._forward(Step(rows, self._tiles(rows, works, tokens), tokens, context, capture))
+        if self.drafter:
+            self._drafting.clear()
+            self._drafting.send(self._batch)
+            for batch, length, context in product(
+                reversed(self.rounds.buckets), self.rounds.lengths, reversed(self.rounds.contexts)
+            ):
+                self._draft_chain(Chain(batch, length, context))
+        log.info("Captured the graphs of prompts in %.1f s", time.perf_counter() - started)
 
-    def _tiling(self, borders: Sequence[int], context: int) -> Tiling:
-        shape = self.target.target.shape
-        longest = max(end - start for start, end in pairwise(borders))
-        tokens = tile_tokens(shape.heads // shape.kv_heads, longest)
-        firsts, counts = [], []
-        for start, end in pairwise(borders):
-            for first in range(start, end, tokens):
-                firsts.append(first)
-                counts.append(min(tokens, end - first))
-        return Tiling(self._ints(firsts), self._ints(counts), len(firsts), tokens, context)
+    @torch.inference_mode()
+    def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:
+        firsts, rows, step = self._lay_out(works, capture)
+        self._forward(step)
+        return VerifiedRows(self._choose(works, firsts), firsts, rows, step)
+
+    def _forward(self, step: Step) -> None:
+        laid = self._laid.device
+        tiling = Tiling(laid["tile_rows"], laid["tile_counts"], step.tiles, step.tokens, step.context)
+
+        def kernels() -> None:
+            self.target(laid["tokens"], step.rows, self.placing, tiling, capture=step.capture)
+
+        if step.rows > MOST_ROWS or self.target.observed:
+            kernels()
+        else:
+            self.graphs.play(step, kernels)
+
+    def _lay_out(self, works: Sequence[Work], capture: bool) -> tuple[tuple[int, ...], int, Step]:
+        """Puts the rows where the kernels read them -> first row of each work, rows, and the step."""
+        self._laid.clear()
+        laid = self._laid.host
+        counts = [work.end - work.start + len(work.proposals) for work in works]
+        prompts = max(counts) > self.draft_length + 1
+        tokens = tile_tokens(self._group, self._room if prompts else self.draft_length + 1)
+        firsts, rows, tiles, context = [], 0, 0, 1
+        for owner, (work, count) in enumerate(zip(works, counts, strict=True), 1):
+            own = slice(rows, rows + count)
+            laid["tokens"][own] = (*work.request.tokens[work.start : work.end], *work.proposals)
+            laid["positions"][own] = range(work.start, work.start + count)
+            laid["owners"][own] = owner
+            pages = work.request.pages[: self.width]
+            laid["tables"][owner, : len(pages)] = pages
+            for first in range(rows, rows + count, tokens):
+                laid["tile_rows"][tiles], laid["tile_counts"][tiles] = first, min(tokens, rows + count - first)
+                tiles += 1
+            firsts.append(rows)
+            rows, context = rows + count, max(context, work.start + count)
+        laid["tile_rows"][tiles:] = self._room
+        self._laid.send(1 + len(works))
+        if self.padded and rows <= self._sizes[-1]:
+            size = next(size for size in self._sizes if rows <= size)
+            tiles = self._tiles(size, FEW if len(works) <= FEW else self._batch, tokens)
+            step = Step(size, tiles, tokens, self._context(context), capture)
+        else:
+            step = Step(rows, tiles, tokens, context, capture)
+        return tuple(firsts), rows, step
+
+    def _tiles(self, rows: int, works: int, tokens: int) -> int:
+        """As many as so many rows of so many requests may need."""
+        return min(rows // tokens + works, rows)
+
+    def _context(self, positions: int) -> int:
+        return next(c for c in self.rounds.contexts if positions <= c) if self.padded else positions
 
     def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[Choice]]:
         rows = [
@@ -176,40 +276,49 @@ class GpuRunner:
         seen."""
         assert isinstance(verified, VerifiedRows)
         assert self.drafter is not None
-        following = np.zeros(verified.rows, dtype=np.int32)
-        for work, first in zip(works, verified.firsts, strict=True):
+        self._drafting.clear()
+        laid = self._drafting.host
+        drafts: list[Work] = []
+        for work, first, wanted in zip(works, verified.firsts, drafting, strict=True):
             request = work.request
             if not request.finish:
                 kept = request.tokens[work.start + 1 : request.computed + 1]
-                following[first : first + len(kept)] = kept
+                laid["following"][first : first + len(kept)] = kept
                 request.drafted = request.computed
+            if wanted:
+                row = len(drafts)
+                laid["last"][row] = first + request.computed - 1 - work.start
+                laid["lengths"][row] = request.computed
+                pages = request.pages[: self.width]
+                laid["tables"][row, : len(pages)] = pages
+                drafts.append(work)
+        self._drafting.send(self._batch if drafts else 0)
         if self.target.observed:
             self.target.observed.fc_input = self.target.streams[: verified.rows].clone()
-        self.drafter.extend(self.target.streams, self._ints(following), verified.rows, verified.placing)
-        owners = [i for i, drafts in enumerate(drafting) if drafts]
-        if owners:
-            last = [verified.firsts[i] + works[i].request.computed - 1 - works[i].start for i in owners]
-            for i, drafts in zip(owners, self._chain([works[i] for i in owners], last, length, verified), strict=True):
-                works[i].request.proposals = drafts
+        self.drafter.extend(self.target.streams, self._drafting.device["following"], verified.step.rows, self.placing)
+        if drafts:
+            longest = max(work.request.computed for work in drafts)
+            size = next(b for b in self.rounds.buckets if len(drafts) <= b) if self.padded else len(drafts)
+            self._draft_chain(Chain(size, length, self._context(longest + length)))
+            for work, proposals in zip(drafts, self._drafts[: len(drafts), 1 : length + 1].tolist(), strict=True):
+                work.request.proposals = proposals
 
-    def _chain(
-        self, works: Sequence[Work], last: Sequence[int], length: int, verified: VerifiedRows
-    ) -> list[list[int]]:
+    def _draft_chain(self, chain: Chain) -> None:
+        """Of the first rows of `_drafting`, into those of `_drafts`."""
         assert self.drafter is not None
-        drafter, batch = self.drafter, len(works)
-        context = max(work.request.computed for work in works) + length
-        ones, each = self._ints([1] * batch), self._ints(range(batch))
-        rows, lengths = self._ints(last), self._ints([work.request.computed for work in works])
-        drafter.first(rows, batch, verified.placing, Tiling(rows, ones, batch, 1, context, compact=True))
-        tables = np.array([padded(work.request.pages, self.width) for work in works], dtype=np.int32)
-        placing = Placing(torch.zeros_like(each), each, self._ints(tables))
-        drafts = torch.zeros(batch, length + 1, dtype=torch.int32, device=self.device)
-        for step in range(1, length):
-            column = drafts[:, step]
-            drafter.next(step, batch, column, column, lengths, placing, Tiling(each, ones, batch, 1, context))
-        take(drafter.block.best, batch, drafts[:, length], ids=drafter.drafter.ids)
-        proposals: list[list[int]] = drafts[:, 1:].tolist()
-        return proposals
+        drafter, laid, batch, context = self.drafter, self._drafting.device, chain.batch, chain.context
+        last = Tiling(laid["last"], self._ones, batch, 1, context, compact=True)
+        each = Tiling(self._each, self._ones, batch, 1, context)
+        placing = Placing(self._chain_positions, self._each, laid["tables"])
+
+        def kernels() -> None:
+            drafter.first(laid["last"], batch, self.placing, last)
+            for step in range(1, chain.length):
+                column = self._drafts[:, step]
+                drafter.next(step, batch, column, column, laid["lengths"], placing, each)
+            take(drafter.block.best, batch, self._drafts[:, chain.length], ids=drafter.drafter.ids)
+
+        self.graphs.play(chain, kernels)
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Zeros in the pages of all caches, once the rounds that run have ended."""
@@ -227,5 +336,5 @@ class GpuRunner:
         finally:
             self.target.observed = None
 
-    def _ints(self, values: Sequence[int] | range | Ints) -> Tensor:
+    def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)

@@ -10,10 +10,7 @@ Who takes part changes only while no round runs; then the state is written anew 
 keeps its row, pointed at the scratch page, until the batch shrinks to a smaller bucket or somebody is admitted.
 
 Graphs exist per (batch bucket, speculating or not, context bucket, greedy or with drawing): attention's grid is as long
-as the longest context that a graph is ready for, which costs nothing for one request and 0.2 ms for 32. When one can
-not be captured, no more are tried, and rounds without a graph are launched kernel by kernel: the same kernels, so the
-same text, more slowly. `no_graphs` says why, for the log, the worker's status and
-its metrics.
+as the longest context that a graph is ready for, which costs nothing for one request and 0.2 ms for 32.
 """
 
 from __future__ import annotations
@@ -32,6 +29,7 @@ from torch import Tensor
 
 from tandem_worker.engine.drawing import Drawing
 from tandem_worker.engine.forward import DrafterForward, TargetForward
+from tandem_worker.engine.graphs import Graphs
 from tandem_worker.engine.pages import padded
 from tandem_worker.engine.request import Request
 from tandem_worker.kernels.attention import Placing, Tiling, tile_tokens
@@ -88,6 +86,7 @@ class Rounds:
         self,
         target: TargetForward,
         drafter: DrafterForward | None,
+        graphs: Graphs,
         *,
         max_batch: int,
         draft_length: int,
@@ -95,7 +94,7 @@ class Rounds:
         context_limit: int,
         table_width: int,
     ) -> None:
-        self.target, self.drafter, self.ranks = target, drafter, target.exchange.ranks
+        self.target, self.drafter, self.graphs, self.ranks = target, drafter, graphs, target.exchange.ranks
         self.lengths = lengths  # of drafts, that graphs are captured for at the start
         self.draft_length, self.context_limit, self.width = draft_length, context_limit, table_width
         self.device = target.streams.device
@@ -122,9 +121,6 @@ class Rounds:
         self._uploads, self._downloads = (
             [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(STAGING)] for size in sizes
         )
-        self.no_graphs = ""
-        self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle() if pinned else None
         self._flights: deque[Flight] = deque()
         self._turn = 0
         self._batch: list[Request] = []
@@ -158,16 +154,12 @@ class Rounds:
         key = Key(self._bucket(len(self._batch)), drafts, next(c for c in self.contexts if longest <= c), self._draws)
         on_gpu = self.device.type == "cuda"
         events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3)) if on_gpu else ()
+        self._ensure(key)
         if on_gpu:
-            self._ensure(key)
             events[0].record()
-            if graph := self._graphs.get(key):
-                graph.replay()
-            else:
-                self._play(key)
+        self.graphs.play(key, lambda: self._play(key))
+        if on_gpu:
             events[1].record()
-        else:
-            self._play(key)
         self._turn += 1
         size = len(self._batch) * 2 * (drafts + 1)
         result = self._downloads[self._turn % STAGING][:size]
@@ -199,7 +191,7 @@ class Rounds:
         keys = [Key(batch, drafts, context, draws) for draws, batch, drafts, context in sizes]
         for number, key in enumerate(keys, 1):
             self._ensure(key)
-            if self.no_graphs:
+            if self.graphs.failure:
                 return
             log.info("Graph %d of %d: batch %d, %d drafts, context %d, draws: %s", number, len(keys), *key)
         log.info("Captured %d graphs in %.1f s", len(keys), time.perf_counter() - started)
@@ -243,35 +235,8 @@ class Rounds:
         return upload
 
     def _ensure(self, key: Key) -> None:
-        """A graph for the key, unless capturing failed before. The state must not be in use."""
-        if key in self._graphs or self.no_graphs:
-            return
-        saved = [x.clone() for x in self._moved]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._play(key)  # so that everything is compiled; what fails here would fail without graphs, too
-        torch.cuda.current_stream().wait_stream(stream)
-        try:
-            self._graphs[key] = self._captured(key, stream)
-        except RuntimeError as failure:
-            self.no_graphs = str(failure).partition("\n")[0]
-        if not self.ranks.agree(not self.no_graphs, self.device):  # what one launches otherwise, all do
-            self.no_graphs = self.no_graphs or "another rank could not capture it"
-            log.warning("No CUDA graph for %s, rounds are launched kernel by kernel: %s", key, self.no_graphs)
-        for tensor, value in zip(self._moved, saved, strict=True):
-            tensor.copy_(value)
-
-    def _captured(self, key: Key, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """Raises RuntimeError. The outer block leaves `stream` again, which a failed capture does not."""
-        graph = torch.cuda.CUDAGraph()
-        mode = "global" if self.ranks.group is None else "thread_local"  # NCCL's own threads look at events meanwhile
-        with (
-            torch.cuda.stream(stream),
-            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode),
-        ):
-            self._play(key)
-        return graph
+        """A graph for the key. The state must not be in use."""
+        self.graphs.ensure(key, lambda: self._play(key), self._moved)
 
     @property
     def _moved(self) -> tuple[Tensor, ...]:
