@@ -30,6 +30,7 @@ from tandem_worker.contract import (
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.server.app import make_app
 from tandem_worker.server.metrics import Metrics
+from tandem_worker.server.run import bind, run
 from tandem_worker.server.start import start
 from tandem_worker.server.worker import Worker
 from unit.serving import POD, generate, make_engine, over_http, prompts, tiny_settings, tokenizer, wait_for
@@ -267,7 +268,7 @@ def test_probes_models_and_status(served: Served) -> None:
 
 
 def test_engine_that_makes_no_progress_is_not_healthy(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem_worker.server.worker.time", later(60))
+    monkeypatch.setattr("tandem_worker.engine.thread.time", later(60))
     assert "EngineStalled" in served.worker.unhealthy()
     assert "EngineStalled" in served.worker.unready()
 
@@ -432,7 +433,7 @@ def test_key_is_read_anew_at_every_command(served: Served) -> None:
         write_key(served.key_file, KEY)
 
 
-# --- a worker without a key, and one that breaks ----------------------------------------------------------------------
+# --- a worker without a key, one that breaks and one that stalls -------------------------------------------------------
 
 
 def test_worker_without_a_key_takes_no_command_and_fails_loudly_when_its_engine_breaks(served: Served) -> None:
@@ -461,3 +462,30 @@ def test_worker_without_a_key_takes_no_command_and_fails_loudly_when_its_engine_
     asyncio.run(use())
     worker.engine.stop()
     assert worker.engine.engine.pages.free == worker.engine.engine.pages.count - 1
+
+
+def test_worker_whose_step_does_not_end_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that never answers."""
+    monkeypatch.setattr("tandem_worker.engine.thread.SILENT_SECONDS", 1)
+    monkeypatch.setattr("tandem_worker.engine.thread.STOP_SECONDS", 0.1)
+    worker = start(replace(tiny_settings(), speculate=False))
+    never = threading.Event()
+    worker.engine.engine.step = never.wait  # type: ignore[assignment,method-assign]
+    bound = bind("127.0.0.1", 0)
+
+    ends: list[int] = []
+
+    def ask() -> None:
+        asked = {"model": "tiny", "prompt": PROMPT}
+        answer = httpx.post(f"http://127.0.0.1:{bound.getsockname()[1]}/v1/completions", json=asked, timeout=60)
+        ends.append(answer.status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    failure = run(worker, bound, drain_seconds=0)
+    asking.join()
+    assert ends == [500]
+    assert failure is not None
+    assert failure.reason == "EngineStalled"
+    assert worker.engine.is_alive()
+    never.set()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import torch
 
@@ -19,12 +20,23 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 """Between two heartbeats of an engine that has nothing to do."""
 
+SILENT_SECONDS = 20
+"""After so long without a heartbeat the engine is taken for stalled. A GPU whose kernel failed does not always say so:
+one that was launched to begin before the failed one's end can wait for it for ever."""
+
+STOP_SECONDS = 10
+
+
+class Failure(NamedTuple):
+    reason: str  # one word
+    message: str
+
 
 class EngineThread(threading.Thread):
     """Runs steps while there is work. `heartbeat` is the time.monotonic() at which the last one began.
 
     When a step fails, `broken` says why, `reason` in one word, and every request that is there or comes later fails at
-    once.
+    once. A step that does not end can not be helped from here; `failure` tells of both.
     """
 
     def __init__(self, engine: Engine, threads: int) -> None:
@@ -34,6 +46,16 @@ class EngineThread(threading.Thread):
         self._threads = threads
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the process should be replaced."""
+        if self.broken:
+            return Failure(self.reason, self.broken)
+        silent_seconds = time.monotonic() - self.heartbeat
+        if silent_seconds > SILENT_SECONDS:
+            return Failure("EngineStalled", f"no step has begun for {silent_seconds:.0f} s")
+        return None
 
     def submit(self, request: Request) -> None:
         self._orders.put(lambda: self.engine.submit(request))
@@ -48,13 +70,13 @@ class EngineThread(threading.Thread):
         self._orders.put(lambda: self._end_all(finish))
 
     def stop(self) -> None:
-        """Waits for the step that runs."""
+        """Waits for the step that runs, but not for ever."""
 
         def order() -> None:
             self._stopping = True
 
         self._orders.put(order)
-        self.join()
+        self.join(STOP_SECONDS)
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread

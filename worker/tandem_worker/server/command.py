@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 from enum import StrEnum
@@ -123,10 +124,13 @@ def serve(
         worker = start(settings)
     except CannotStart as failure:
         raise _ended(failure.code, failure.failure, termination_message) from None
-    run(worker, bound, drain_seconds)
-    if worker.engine.broken:
-        broken = WorkerFailure(reason=worker.engine.reason, message=f"The engine failed: {worker.engine.broken}")
-        raise _ended(ExitCode.CANNOT_LOAD, broken, termination_message)
+    failure = run(worker, bound, drain_seconds) or worker.engine.failure
+    if failure:
+        told = WorkerFailure(reason=failure.reason, message=f"The engine failed: {failure.message}")
+        ended = _ended(ExitCode.CANNOT_LOAD, told, termination_message)
+        if worker.engine.is_alive():  # in a step that does not end: Python would wait at its exit, as the GPU does
+            os._exit(ended.exit_code)
+        raise ended
 
 
 def _length(text: str) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from tandem_worker.engine.request import Finish
+from tandem_worker.engine.thread import Failure
 from tandem_worker.server.app import make_app
 from tandem_worker.server.worker import Worker
 
@@ -47,12 +48,12 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def run(worker: Worker, bound: socket.socket, drain_seconds: float) -> None:
-    """Returns when the worker has drained or its engine is broken."""
-    asyncio.run(_run(worker, bound, drain_seconds))
+def run(worker: Worker, bound: socket.socket, drain_seconds: float) -> Failure | None:
+    """Returns when the worker has drained, or its engine has failed or stalled."""
+    return asyncio.run(_run(worker, bound, drain_seconds))
 
 
-async def _run(worker: Worker, bound: socket.socket, drain_seconds: float) -> None:
+async def _run(worker: Worker, bound: socket.socket, drain_seconds: float) -> Failure | None:
     config = uvicorn.Config(
         make_app(worker),
         log_level="warning",
@@ -68,16 +69,18 @@ async def _run(worker: Worker, bound: socket.socket, drain_seconds: float) -> No
     ending = asyncio.create_task(_end(worker, server, stop, drain_seconds))
     try:
         await server.serve(sockets=[bound])
+        return ending.result() if ending.done() else None
     finally:
         ending.cancel()
         worker.engine.stop()
         worker.template.close()
 
 
-async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drain_seconds: float) -> None:
-    while not stop.is_set() and not worker.engine.broken:
+async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drain_seconds: float) -> Failure | None:
+    while not stop.is_set() and worker.engine.failure is None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.5)
+    failure = worker.engine.failure
     worker.draining = True
     lingering = min(LINGER_SECONDS, drain_seconds)
     await asyncio.sleep(lingering)
@@ -85,3 +88,4 @@ async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drai
         await asyncio.wait_for(worker.in_flight.none.wait(), drain_seconds - lingering)
     worker.engine.end_all(Finish.CANCELLED)
     server.should_exit = True
+    return failure

@@ -15,9 +15,6 @@ from tandem_worker.server.chat import ChatTemplate
 from tandem_worker.server.metrics import Metrics
 from tandem_worker.server.vocabulary import Vocabulary
 
-HEARTBEAT_LIMIT_SECONDS = 20
-"""One step of the largest prompt chunk on a busy CPU stays far below."""
-
 
 @dataclass(frozen=True)
 class Identity:
@@ -67,12 +64,8 @@ class Worker:
 
     def unhealthy(self) -> str:
         """Why the process should be replaced, or nothing."""
-        silent_seconds = time.monotonic() - self.engine.heartbeat
-        if self.engine.broken:
-            return f"{self.engine.reason}: {self.engine.broken}"
-        if silent_seconds > HEARTBEAT_LIMIT_SECONDS:
-            return f"EngineStalled: no step has begun for {silent_seconds:.0f} s"
-        return ""
+        failure = self.engine.failure
+        return ": ".join(failure) if failure else ""
 
     def unready(self) -> str:
         """Why no traffic should come, or nothing."""
