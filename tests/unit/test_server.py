@@ -433,7 +433,7 @@ def test_key_is_read_anew_at_every_command(served: Served) -> None:
         write_key(served.key_file, KEY)
 
 
-# --- a worker without a key, one that breaks and one that stalls -------------------------------------------------------
+# --- a worker without a key, one that breaks and one that stalls ------------------------------------------------------
 
 
 def test_worker_without_a_key_takes_no_command_and_fails_loudly_when_its_engine_breaks(served: Served) -> None:

@@ -122,8 +122,8 @@ def serve(
     try:
         bound = _bind(host, port)
         worker = start(settings)
-    except CannotStart as failure:
-        raise _ended(failure.code, failure.failure, termination_message) from None
+    except CannotStart as refusal:
+        raise _ended(refusal.code, refusal.failure, termination_message) from None
     failure = run(worker, bound, drain_seconds) or worker.engine.failure
     if failure:
         told = WorkerFailure(reason=failure.reason, message=f"The engine failed: {failure.message}")
