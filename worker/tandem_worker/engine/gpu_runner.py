@@ -234,7 +234,7 @@ class GpuRunner:
             rows, context = rows + count, max(context, work.start + count)
         laid["tile_rows"][tiles:] = self._room
         self._laid.send(1 + len(works))
-        if self.padded and rows <= self._sizes[-1]:
+        if self.padded and not self.target.observed and rows <= self._sizes[-1]:
             size = next(size for size in self._sizes if rows <= size)
             tiles = self._tiles(size, FEW if len(works) <= FEW else self._batch, tokens)
             step = Step(size, tiles, tokens, self._context(context), capture)
