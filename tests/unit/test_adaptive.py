@@ -19,6 +19,7 @@ from tandem_worker.engine.adaptive import (
     LONGEST,
     LOOK_AFTER,
     MARGIN,
+    ROUNDS_BETWEEN,
     Adaptive,
     Chances,
     Costs,
@@ -100,6 +101,37 @@ def test_what_is_learnt_follows_a_change_within_some_hundred_drafts() -> None:
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
+def test_what_the_host_adds_to_every_round_speaks_for_longer_drafts() -> None:
+    """As seen on an H200: a small target, 64 requests at once."""
+    adaptive = Adaptive(Costs({(64, 0): 1.0, (64, 1): 1.3, (64, 4): 2.4}), longest=4)
+    adaptive.chances = chances(0.65, 0.65, 0.65, 0.65)
+    assert adaptive.next_length(64) == 1  # 1.65 tokens in 1.3, 2.53 in 2.4
+    for _ in range(100):
+        adaptive.took(64, 1, 6.3)
+    assert [adaptive.next_length(64) for _ in range(ROUNDS_BETWEEN)][-1] == 4  # 1.65 in 6.3, 2.53 in 7.4
+    for _ in range(200):
+        adaptive.took(64, 4, 2.4)
+    assert [adaptive.next_length(64) for _ in range(2 * ROUNDS_BETWEEN)][-1] == 1
+
+
+def test_what_the_host_adds_grows_with_the_requests_and_is_never_taken_off() -> None:
+    costs = Costs({(1, 0): 1.0, (1, 8): 1.2, (64, 0): 1.0, (64, 8): 9.0})
+    adaptive = Adaptive(costs)
+    for _ in range(200):
+        adaptive.took(64, 0, 65.0)  # one second beyond, each
+    assert adaptive.beyond_seconds(64) == pytest.approx(64, rel=0.01)
+    assert adaptive.beyond_seconds(1) == pytest.approx(1, rel=0.01)
+    for _ in range(200):
+        adaptive.took(64, 8, 0.5)
+    assert adaptive.beyond_seconds(64) == 0
+
+
+def test_a_round_that_no_point_of_the_table_knows_is_not_learnt_from() -> None:
+    adaptive = Adaptive(Costs({(1, 0): 1.0, (1, 8): inf}))
+    adaptive.took(1, 8, 3.0)
+    assert adaptive.beyond_seconds(1) == 0
+
+
 @pytest.mark.parametrize(
     ("batch", "of_positions", "lengths"),
     [
@@ -130,16 +162,18 @@ TABLES = st.dictionaries(
 POSITIONS = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 
 
-@given(TABLES, POSITIONS, st.integers(1, 80), st.integers(0, LONGEST), st.integers(0, 1000))
+@given(
+    TABLES, POSITIONS, st.integers(1, 80), st.integers(0, LONGEST), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 9])
+)
 def test_no_choice_expects_to_be_slower_than_the_target_alone(
-    costs: Costs, of_positions: list[float], batch: int, current: int, seed: int
+    costs: Costs, of_positions: list[float], batch: int, current: int, seed: int, beyond_seconds: float
 ) -> None:
     """Whatever the costs, also such that make no sense; and it is within the margin of the best."""
     told = chances(*of_positions, drafts=60, seed=seed)
-    chosen = best_length(costs, told, batch, current)
+    chosen = best_length(costs, told, batch, current, beyond_seconds=beyond_seconds)
 
     def rate(length: int) -> float:
-        return expected_tokens(told, length) / costs.at(batch, length)
+        return expected_tokens(told, length) / (costs.at(batch, length) + beyond_seconds)
 
     assert rate(chosen) >= rate(0)
     assert rate(chosen) * MARGIN >= max(rate(length) for length in range(LONGEST + 1))

@@ -5,9 +5,11 @@ A round with K drafts emits
     E(K) = 1 + c1 + c1 c2 + ... + c1 ... cK
 
 tokens of each request, where ck is the chance that the token at position k is accepted when those before it were. It
-takes a time that depends on K and on the number of requests, and is measured at warm-up. The best K has the most tokens
-per second, E(K) / seconds; K = 0 is the target alone, so the choice never expects to be slower than that. Chances are
-running means over what the engine drafts, whoever asked.
+takes a time that depends on K and on the number of requests, and is measured at warm-up. In service it takes longer:
+the host has news for every request of a round, and other work to do. That part is the same whatever K is, so it speaks
+for longer drafts; it is a running mean over rounds, by request. The best K has the most tokens per second, E(K) /
+seconds; K = 0 is the target alone, so the choice never expects to be slower than that. Chances are running means over
+what the engine drafts, whoever asked.
 
 Everything here is plain numbers; nothing knows of the engine.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isinf
 
 LONGEST = 8
 """Drafts considered, and captured on a GPU."""
@@ -25,6 +28,9 @@ KEEP = 0.995
 """Weight that the past keeps at each draft: about the last 200 count."""
 
 PRIOR_CHANCE, PRIOR_WEIGHT = 0.6, 4.0
+
+KEEP_BEYOND = 0.95
+"""Weight that earlier rounds keep in what rounds take beyond the table."""
 
 MARGIN = 1.03
 """A change has to promise so much, because it costs a round or two."""
@@ -104,9 +110,15 @@ def expected_tokens(chances: Chances, length: int) -> float:
     return tokens
 
 
-def best_length(costs: Costs, chances: Chances, batch: int, current: int, longest: int = LONGEST) -> int:
-    """0 to `longest`. Stays at `current` unless another promises MARGIN more; but never where none at all is faster."""
-    rates = [expected_tokens(chances, length) / costs.at(batch, length) for length in range(longest + 1)]
+def best_length(
+    costs: Costs, chances: Chances, batch: int, current: int, longest: int = LONGEST, beyond_seconds: float = 0.0
+) -> int:
+    """0 to `longest`. Stays at `current` unless another promises MARGIN more; but never where none at all is faster.
+
+    beyond_seconds: what a round takes in service beyond its costs."""
+    rates = [
+        expected_tokens(chances, length) / (costs.at(batch, length) + beyond_seconds) for length in range(longest + 1)
+    ]
     best = max(range(longest + 1), key=rates.__getitem__)
     stay = rates[best] < MARGIN * rates[current] and rates[current] >= rates[0]
     return current if stay else best
@@ -120,6 +132,19 @@ class Adaptive:
         self.length = 0
         self._batch, self._rounds, self._plain = 0, 0, 0
         self._look_after = LOOK_AFTER
+        self._beyond = 0.0  # seconds by request
+
+    def took(self, batch: int, length: int, seconds: float) -> None:
+        """A round in service."""
+        known = self.costs.at(batch, length)
+        if isinf(known):
+            return
+        beyond = (seconds - known) / batch
+        self._beyond += (1 - KEEP_BEYOND) * (beyond - self._beyond)
+
+    def beyond_seconds(self, batch: int) -> float:
+        """Of a round of so many requests, beyond its costs."""
+        return max(0.0, self._beyond) * batch
 
     def next_length(self, batch: int) -> int:
         """For the next round of so many requests; counts it."""
@@ -131,5 +156,6 @@ class Adaptive:
         elif batch == self._batch and self._rounds % ROUNDS_BETWEEN:
             return self.length
         self._batch = batch
-        self.length = best_length(self.costs, self.chances, batch, self.length, self.longest)
+        beyond_seconds = self.beyond_seconds(batch)
+        self.length = best_length(self.costs, self.chances, batch, self.length, self.longest, beyond_seconds)
         return self.length

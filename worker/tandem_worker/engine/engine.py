@@ -231,6 +231,8 @@ class Engine:
             self._append(request, [Choice(token) for token in tokens])
         if batch:
             self.recorder.stepped(Phase.VERIFY if played.drafts else Phase.PLAIN, batch, played.seconds)
+            if self.adaptive and self.ranks.size == 1:  # several must not decide by their own clocks
+                self.adaptive.took(batch, played.drafts, played.seconds)
             if played.drafts:  # one graph: its time is not divided
                 self.recorder.stepped(Phase.DRAFT, batch, 0.0)
 

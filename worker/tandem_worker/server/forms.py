@@ -27,7 +27,7 @@ class Form(Protocol):
 
 async def whole(job: Job, form: Form) -> str:
     """JSON. Raises ApiError when the engine fails."""
-    return form.whole([piece async for piece in job.pieces()]).model_dump_json()
+    return form.whole([piece async for piece in job.pieces(gathered=True)]).model_dump_json()
 
 
 async def stream(job: Job, form: Form, options: StreamOptions) -> AsyncIterator[str]:

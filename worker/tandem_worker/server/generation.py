@@ -75,7 +75,7 @@ def _job(
     calibration = request.headers.get(ORIGIN_HEADER) == Origin.CALIBRATION
     origin = Origin.CALIBRATION if calibration else Origin.USER
     pairs = list(zip(prompts, samplings, strict=True))
-    return Job(identifier, worker.engine, worker.vocabulary, pairs, asked.stop, origin)
+    return Job(identifier, worker.engine, worker.mailbox(), worker.vocabulary, pairs, asked.stop, origin)
 
 
 async def _answer(

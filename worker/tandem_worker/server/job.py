@@ -16,6 +16,7 @@ from tandem_worker.contract import Origin
 from tandem_worker.engine.request import Finish, Listener, Logprob, Request, Sampling
 from tandem_worker.engine.thread import EngineThread
 from tandem_worker.server.api import ApiError, Ending, Usage
+from tandem_worker.server.mailbox import Mailbox
 from tandem_worker.server.text import StopStrings, TextStream
 from tandem_worker.server.vocabulary import Vocabulary
 
@@ -47,6 +48,7 @@ class Answer:
     decoded: int = 0  # characters, of all tokens that came
     shown: int = 0  # of these, what was handed out
     unsaid: list[Told] = field(default_factory=list)  # tokens whose text is held back
+    unread: list[int] = field(default_factory=list)  # tokens, where they are gathered up to the end
     completion_tokens: int = 0
     finish: Finish | None = None
 
@@ -56,6 +58,7 @@ class Job:
         self,
         identifier: str,
         engine: EngineThread,
+        mailbox: Mailbox,
         vocabulary: Vocabulary,
         prompts: Sequence[tuple[list[int], Sampling]],
         stops: Sequence[str],
@@ -64,7 +67,7 @@ class Job:
         """Raises ApiError when a prompt is too long, or a setting names a token that is none."""
         self.identifier, self._engine = identifier, engine
         self._events: asyncio.Queue[tuple[int, list[int], Finish | None]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+        self._mailbox, self._stops, self._gathered = mailbox, stops, False
         for prompt, sampling in prompts:
             _check_length(len(prompt), sampling.max_tokens, engine.engine.context_limit)
             vocabulary.check([token for token, _ in sampling.logit_bias], "logit_bias")
@@ -84,9 +87,11 @@ class Job:
             sum(answer.completion_tokens for answer in self.answers),
         )
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """As they come. Whoever stops listening ends the requests, and their pages are free again. Raises ApiError when
-        the engine, or a request, fails."""
+    async def pieces(self, gathered: bool = False) -> AsyncIterator[Piece]:
+        """As they come, or gathered: each answer in one piece, unless a stop string has to be looked for in between.
+        Whoever stops listening ends the requests, and their pages are free again. Raises ApiError when the engine, or a
+        request, fails."""
+        self._gathered = gathered and not self._stops
         for answer in self.answers:
             self._engine.submit(answer.request)
         started = time.monotonic()
@@ -148,11 +153,16 @@ class Job:
         return answer.stops.push(text, last)
 
     def _listener(self, index: int) -> Listener:
-        def listen(tokens: list[int], finish: Finish | None) -> None:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, tokens, finish))
+        def arrived(tokens: list[int], finish: Finish | None) -> None:
+            if self._gathered:
+                unread = self.answers[index].unread
+                unread += tokens
+                if finish is None:
+                    return
+                tokens = unread
+            self._events.put_nowait((index, tokens, finish))
 
-        return listen
+        return lambda tokens, finish: self._mailbox.post(arrived, tokens, finish)
 
 
 def _check_length(prompt_tokens: int, max_tokens: int, limit: int) -> None:

@@ -12,6 +12,7 @@ from tandem_worker.contract import Fingerprints, Resolution, SelfTest, Speculati
 from tandem_worker.engine.thread import EngineThread
 from tandem_worker.server.admin import Gate
 from tandem_worker.server.chat import ChatTemplate
+from tandem_worker.server.mailbox import Mailbox
 from tandem_worker.server.metrics import Metrics
 from tandem_worker.server.vocabulary import Vocabulary
 
@@ -61,6 +62,14 @@ class Worker:
     draining: bool = False
     in_flight: InFlight = field(default_factory=InFlight)
     started_at: int = field(default_factory=lambda: int(time.time()))
+    _mailbox: Mailbox | None = None
+
+    def mailbox(self) -> Mailbox:
+        """Of the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop)
+        return self._mailbox
 
     def unhealthy(self) -> str:
         """Why the process should be replaced, or nothing."""
