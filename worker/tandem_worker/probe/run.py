@@ -16,6 +16,7 @@ from tandem_worker.checkpoint import CheckpointError, Target, TensorInfo, read_t
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.checks.pairing import Pairing
 from tandem_worker.contract import Resolution
+from tandem_worker.cores import allowed_cores
 from tandem_worker.finding import Finding, Verdict
 from tandem_worker.models.load import load_target
 from tandem_worker.probe.build import Parts, load_parts
@@ -70,9 +71,9 @@ def probe(pairing: Pairing, options: Options) -> Probed:
     """Raises CheckpointError: CouldNotCheck for what can not be run, DoesNotFit for weights that are no numbers."""
     target = read_target(pairing.target.checkpoint)
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if sum(shard.size_bytes for shard in pairing.target.checkpoint.shards) < SMALL_TARGET_BYTES:
-        # Threads that wait for each other's few microseconds of work cost ten times the work on a busy machine.
-        torch.set_num_threads(1)
+    small = sum(shard.size_bytes for shard in pairing.target.checkpoint.shards) < SMALL_TARGET_BYTES
+    # Threads that wait for each other's few microseconds of work cost ten times the work on a busy machine.
+    torch.set_num_threads(1 if small else allowed_cores())
     wiring = engine_wiring(pairing)
     offered = choices_of(pairing, wiring)
     drafter, tensors = describe_drafter(pairing, target, offered.states), tensors_of(pairing)
