@@ -112,7 +112,7 @@ class GpuRunner:
         self._sizes = sorted({min(size, rows) for size in STEP_ROWS})
         shape = self.target.target.shape
         self._group = shape.heads // shape.kv_heads
-        tiles = rows // tile_tokens(self._group, draft_length + 1) + batch
+        tiles = rows // tile_tokens(self._group, draft_length + 1) + max(FEW, batch)  # no step needs more
         self._laid = Inputs(
             {
                 "tokens": (rows,),
