@@ -169,14 +169,16 @@ def test_steps_made_up_to_the_size_of_a_graph_say_the_same(
 
 
 @pytest.mark.parametrize(("max_batch", "prefill_chunk", "draft_length"), [(1, 8, 16), (2, 8, 1), (9, 16, 3)])
-def test_every_size_of_a_step_has_room_for_its_tiles(max_batch: int, prefill_chunk: int, draft_length: int) -> None:
+def test_every_size_of_a_step_has_room_for_its_tiles(
+    max_batch: int, prefill_chunk: int, draft_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llama, eagle3 = pair()
     made = Engine(llama, eagle3, EngineOptions(draft_length, max_batch, 512, prefill_chunk, kernels=True), Told())
     runner, steps = made.runner, list[Step]()
     assert isinstance(runner, GpuRunner)
     runner.padded = True
-    runner._forward = steps.append  # type: ignore[method-assign]
-    runner._draft_chain = lambda chain: None  # type: ignore[method-assign]
+    monkeypatch.setattr(runner, "_forward", steps.append)
+    monkeypatch.setattr(runner, "_draft_chain", lambda chain: None)
     runner.capture_all()
     assert max(step.tiles for step in steps) <= len(runner._laid.device["tile_rows"])
     assert max(step.rows for step in steps) == min(512, runner._room)
