@@ -10,7 +10,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +23,11 @@ from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.followers import Followers
 from tandem_worker.engine.gpu import GpuProblem
+from tandem_worker.engine.gpu_runner import GpuRunner
 from tandem_worker.engine.orders import Leader
 from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.runner import EngineBroken
+from tandem_worker.engine.self_test import observe
 from tandem_worker.engine.thread import EngineThread
 from tandem_worker.models.quantised import Kept
 from tandem_worker.models.share import Share
@@ -79,10 +83,28 @@ def alone(settings: Settings) -> list[list[int]]:
     return [text.tokens for text in texts]
 
 
+def made_up(*arguments: Any, **more: Any) -> Engine:
+    """Its steps are made up to the sizes of graphs, as on a GPU."""
+    engine = Engine(*arguments, **more)
+    assert isinstance(engine.runner, GpuRunner)
+    engine.runner.padded = True
+    return engine
+
+
+def follow_made_up(settings: Settings, rank: int, pipe: Connection, folder: Path) -> None:
+    """In a process of its own."""
+    pytest.MonkeyPatch().setattr("tandem_worker.server.start.Engine", made_up)
+    follow(settings, rank, pipe, folder)
+
+
 @pytest.fixture(scope="module")
 def leader(settings: Settings) -> Iterator[Leader]:
-    engine = made(settings, size=2, chunk=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tandem_worker.server.start.follow", follow_made_up)
+        engine = made(settings, size=2, chunk=4)
     assert isinstance(engine, Leader)
+    assert isinstance(engine.runner, GpuRunner)
+    engine.runner.padded = True
     yield engine
     engine.followers.close()
     torch.distributed.destroy_process_group()
@@ -98,6 +120,13 @@ def test_two_ranks_say_what_one_says_greedy_and_drawn_in_one_batch_in_chunks(
     finish_all(leader)
     assert [text.tokens for text in texts] == alone
     assert accepted(leader)
+    leader.compare()
+
+
+def test_a_wiring_is_observed_on_all_ranks_since_what_is_observed_is_not_made_up(leader: Leader) -> None:
+    """Rows of another number would be gathered otherwise."""
+    seen = observe(leader, PROMPTS[0])
+    assert (seen.capture_indexes, seen.fc_input_width) == ((0, 1, 2), 48)
     leader.compare()
 
 

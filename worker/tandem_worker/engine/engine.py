@@ -11,7 +11,8 @@ import atexit
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ import torch
 
 from tandem_worker.engine.adaptive import Adaptive, Costs
 from tandem_worker.engine.choosing import BROKEN, Choice
+from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.pages import PAGE, SCRATCH, Pages, pages_for
 from tandem_worker.engine.plain_probe import PlainProbe
 from tandem_worker.engine.ranks import ALONE, Ranks
@@ -140,6 +142,12 @@ class Engine:
     def set_length(self, length: int) -> None:
         """Of drafts, from the next step on. Only while nothing runs."""
         self.length = length
+
+    @contextmanager
+    def observed(self) -> Iterator[Observed]:
+        """Shows what the steps in it feed to `fc`, and all streams it could have come from."""
+        with self.runner.observed() as observed:
+            yield observed
 
     def _adapted(self) -> bool:
         """Chooses the draft length of the next round -> whether it has drafts at all."""

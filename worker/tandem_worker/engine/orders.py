@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import count
 from multiprocessing.connection import Connection
@@ -23,6 +23,7 @@ from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.followers import Followers
 from tandem_worker.engine.gpu import GpuProblem
+from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.ranks import Ranks
 from tandem_worker.engine.request import Finish, Request, Sampling
 from tandem_worker.engine.runner import EngineBroken
@@ -74,6 +75,14 @@ class Leader(Engine):
         self._orders.append(["set_length", length])
         super().set_length(length)
 
+    @contextmanager
+    def observed(self) -> Iterator[Observed]:
+        """By all: a step that is observed is launched in other forms, and not as a graph."""
+        self._orders.append(["observe", True])
+        with super().observed() as observed:
+            yield observed
+        self._orders.append(["observe", False])
+
     def step(self) -> None:
         """Raises GpuProblem when a rank is lost."""
         self.ranks.check()
@@ -115,6 +124,7 @@ class Follower:
     def __init__(self, engine: Engine, pipe: Connection) -> None:
         self.engine, self._pipe = engine, pipe
         self._requests: dict[int, Request] = {}
+        self._observing = ExitStack()
 
     def run(self) -> None:
         """Until the leader ends."""
@@ -135,12 +145,20 @@ class Follower:
                 self._submit(*values)
             case "end":
                 engine.end(self._requests[values[0]], Finish(values[1]))
+            case "observe":
+                self._observe(*values)
             case "adapt":
                 engine.adapt(Costs({(batch, length): seconds for batch, length, seconds in values[0]}))
             case "digest":
                 self._pipe.send_bytes(digest_of(engine).encode())
             case _:
                 raise ValueError(f"{name!r} is no order of this version")
+
+    def _observe(self, begins: bool) -> None:
+        if begins:
+            self._observing.enter_context(self.engine.observed())
+        else:
+            self._observing.close()
 
     def _submit(self, number: int, prompt: Sequence[int], sampling: dict[str, Any]) -> None:
         def listen(tokens: list[int], finish: Finish | None) -> None:

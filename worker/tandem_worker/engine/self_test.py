@@ -78,7 +78,7 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> N
 def observe(engine: Engine, prompt: Sequence[int]) -> Seen:
     """Runs `prompt` and compares what enters `fc`, slot by slot, with what entered each of the target's layers."""
     engine.switch(True)
-    with recorded_by(engine, NoRecord()), engine.runner.observed() as observed:
+    with recorded_by(engine, NoRecord()), engine.observed() as observed:
         generate(engine, [prompt], 1)
     if observed.fc_input is None:
         return Seen()
