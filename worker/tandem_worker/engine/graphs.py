@@ -55,6 +55,7 @@ class Graphs:
             log.warning("No CUDA graph for %s, its kernels are launched one by one: %s", key, self.failure)
         if not self.ranks.agree(not self.failure, self.device):  # what one launches otherwise, all do
             self.failure = self.failure or "another rank could not capture it"
+            self._graphs.pop(key, None)
         for tensor, value in zip(moved, saved, strict=True):
             tensor.copy_(value)
 
