@@ -71,6 +71,20 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+def test_drafts_are_the_same_whether_their_graph_is_made_for_them_or_was_there() -> None:
+    """To make it, its kernels run once more; what they begin with must not be gone then."""
+    drafted = []
+    for prepared in (False, True):
+        made = engine(tiny(), max_batch=4)
+        if prepared:
+            made.prepare()
+        sent = [submit(made, prompt, Sampling(8)) for prompt in prompts()[:4]]
+        made.step()
+        drafted.append([text.request.proposals for text in sent])
+    assert drafted[0] == drafted[1]
+    assert [len(proposals) for proposals in drafted[0]] == [4] * 4
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_tiny_pair_text(variant: dict[str, Any], count: Count) -> None:
     some = prompts()[:24]

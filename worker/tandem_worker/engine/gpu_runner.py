@@ -304,7 +304,7 @@ class GpuRunner:
                 work.request.proposals = proposals
 
     def _draft_chain(self, chain: Chain) -> None:
-        """Of the first rows of `_drafting`, into those of `_drafts`."""
+        """Of the first rows of `_drafting`, into those of `_drafts`. Begins with queries that `extend` has left."""
         assert self.drafter is not None
         drafter, laid, batch, context = self.drafter, self._drafting.device, chain.batch, chain.context
         last = Tiling(laid["last"], self._ones, batch, 1, context, compact=True)
@@ -318,7 +318,7 @@ class GpuRunner:
                 drafter.next(step, batch, column, column, laid["lengths"], placing, each)
             take(drafter.block.best, batch, self._drafts[:, chain.length], ids=drafter.drafter.ids)
 
-        self.graphs.play(chain, kernels)
+        self.graphs.play(chain, kernels, moved=(drafter.block.q,))
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Zeros in the pages of all caches, once the rounds that run have ended."""
