@@ -268,6 +268,24 @@ def test_exception_in_a_round_fails_all_who_are_there_and_come_later_and_says_wh
     assert engine.pages.free == engine.pages.count - 1
 
 
+def test_order_that_fails_breaks_the_engine_as_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To switch speculation, the rounds in flight are waited for; with a GPU that may fail."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine = make_engine()
+    monkeypatch.setattr(engine, "_finish_rounds", fail)
+    thread = EngineThread(engine, threads=1)
+    ends: list[Finish | None] = []
+    thread.submit(Request((1, 2, 3), Sampling(9), lambda tokens, finish: ends.append(finish)))
+    thread.switch(False)
+    thread.start()
+    wait_for(lambda: bool(ends))
+    thread.stop()
+    assert (ends, thread.reason) == ([Finish.FAILED], "GpuFailed")
+
+
 def test_nan_in_a_weight_is_found_by_the_self_test(tmp_path: Path) -> None:
     target, drafter = target_files(), drafter_files()
     target.tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")

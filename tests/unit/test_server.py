@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import jwt
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
@@ -268,7 +269,13 @@ def test_probes_models_and_status(served: Served) -> None:
 
 
 def test_engine_that_makes_no_progress_is_not_healthy(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a step may well take a minute."""
     monkeypatch.setattr("tandem_worker.engine.thread.time", later(60))
+    assert not served.worker.unhealthy()
+    with monkeypatch.context() as patch:
+        patch.setattr(served.worker.engine.engine.runner, "device", torch.device("cuda"))
+        assert "EngineStalled: no step has begun for 6" in served.worker.unhealthy()
+    monkeypatch.setattr("tandem_worker.engine.thread.time", later(700))
     assert "EngineStalled" in served.worker.unhealthy()
     assert "EngineStalled" in served.worker.unready()
 
@@ -466,7 +473,7 @@ def test_worker_without_a_key_takes_no_command_and_fails_loudly_when_its_engine_
 
 def test_worker_whose_step_does_not_end_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU that never answers."""
-    monkeypatch.setattr("tandem_worker.engine.thread.SILENT_SECONDS", 1)
+    monkeypatch.setattr("tandem_worker.engine.thread.SILENT_ON_CPU_SECONDS", 1)
     monkeypatch.setattr("tandem_worker.engine.thread.STOP_SECONDS", 0.1)
     worker = start(replace(tiny_settings(), speculate=False))
     never = threading.Event()

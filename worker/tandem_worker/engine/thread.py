@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 """Between two heartbeats of an engine that has nothing to do."""
 
-SILENT_SECONDS = 20
+SILENT_SECONDS, SILENT_ON_CPU_SECONDS = 20, 600
 """After so long without a heartbeat the engine is taken for stalled. A GPU whose kernel failed does not always say so:
-one that was launched to begin before the failed one's end can wait for it for ever."""
+one that was launched to begin before the failed one's end can wait for it for ever. A CPU is only slow: 128 rows of an
+8B target are two trillion operations, half a minute of one core."""
 
 STOP_SECONDS = 10
 
@@ -53,7 +54,8 @@ class EngineThread(threading.Thread):
         if self.broken:
             return Failure(self.reason, self.broken)
         silent_seconds = time.monotonic() - self.heartbeat
-        if silent_seconds > SILENT_SECONDS:
+        on_gpu = self.engine.runner.device.type == "cuda"
+        if silent_seconds > (SILENT_SECONDS if on_gpu else SILENT_ON_CPU_SECONDS):
             return Failure("EngineStalled", f"no step has begun for {silent_seconds:.0f} s")
         return None
 
@@ -82,20 +84,23 @@ class EngineThread(threading.Thread):
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
         while not self._stopping:
             self.heartbeat = time.monotonic()
-            self._carry_out_orders()
+            try:
+                self._carry_out_orders()
+                if not self.broken and (not self.engine.idle or self.engine.ranks.lost):
+                    self.engine.step()
+            except Exception as failure:  # whatever it is, requests must not wait for ever
+                self._break(failure)
             if self.broken:
                 self._end_all(Finish.FAILED)
-            elif not self.engine.idle or self.engine.ranks.lost:
-                self._step()
 
-    def _step(self) -> None:
-        try:
-            self.engine.step()
-        except Exception as failure:  # whatever it is, requests must not wait for ever
-            log.exception("The engine failed.")
-            if problem := explained(failure):
-                self.reason = problem.reason
-            self.broken = str(problem or failure) or type(failure).__name__
+    def _break(self, failure: Exception) -> None:
+        log.exception("The engine failed.")
+        problem = explained(failure)
+        if self.broken:  # the first reason is the one to tell
+            return
+        if problem:
+            self.reason = problem.reason
+        self.broken = str(problem or failure) or type(failure).__name__
 
     def _carry_out_orders(self) -> None:
         try:

@@ -77,10 +77,9 @@ async def _run(worker: Worker, bound: socket.socket, drain_seconds: float) -> Fa
 
 
 async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drain_seconds: float) -> Failure | None:
-    while not stop.is_set() and worker.engine.failure is None:
+    while (failure := worker.engine.failure) is None and not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.5)
-    failure = worker.engine.failure
     worker.draining = True
     lingering = min(LINGER_SECONDS, drain_seconds)
     await asyncio.sleep(lingering)
