@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -221,8 +222,10 @@ def test_explicit_null_means_the_default(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_leaves_frees_its_pages(served: Served, stream: bool) -> None:
-    pages, before = served.worker.engine.engine.pages, cancelled(served)
+def test_client_that_leaves_frees_its_pages(served: Served, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """And the log tells how far it had come."""
+    caplog.set_level(logging.INFO)
+    pages, before, said = served.worker.engine.engine.pages, cancelled(served), generated(served)
     body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 480, "stream": stream, "temperature": 0})
 
     async def leave() -> None:
@@ -234,12 +237,18 @@ def test_client_that_leaves_frees_its_pages(served: Served, stream: bool) -> Non
         )
         writer.write(f"{head}\r\n\r\n{body}".encode())
         await writer.drain()
-        await asyncio.to_thread(wait_for, lambda: free_pages(served) < pages.count - 1)
+        await asyncio.to_thread(wait_for, lambda: generated(served) > said)
         writer.close()
 
     asyncio.run(leave())
     wait_for(lambda: cancelled(served) == before + 1)
     wait_for(lambda: free_pages(served) == pages.count - 1)
+    wait_for(lambda: "cancelled" in caplog.text)
+    assert ", 0 generated" not in caplog.text
+
+
+def generated(served: Served) -> float:
+    return served.counters().get((Metric.GENERATED_TOKENS, "user"), 0)
 
 
 def free_pages(served: Served) -> float:

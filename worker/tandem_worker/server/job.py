@@ -84,7 +84,7 @@ class Job:
     def usage(self) -> Usage:
         return Usage.of(
             sum(len(answer.request.prompt) for answer in self.answers),
-            sum(answer.completion_tokens for answer in self.answers),
+            sum(answer.completion_tokens or len(answer.unread) for answer in self.answers),
         )
 
     async def pieces(self, gathered: bool = False) -> AsyncIterator[Piece]:
