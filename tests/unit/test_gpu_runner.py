@@ -17,11 +17,12 @@ import torch
 from tandem_worker.checkpoint.description import RopeScaling
 from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
-from tandem_worker.engine.gpu_runner import GpuRunner, Step
+from tandem_worker.engine.gpu_runner import GpuRunner
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.rounds import buckets, context_buckets
 from tandem_worker.engine.self_test import observe
+from tandem_worker.engine.step_layout import Step
 from tandem_worker.kernels.attention import Span, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
@@ -154,7 +155,7 @@ def test_steps_made_up_to_the_size_of_a_graph_say_the_same(
     """On a GPU they are; here the sizes are, without graphs."""
     made, expected = engine(True, True), engine(False, True)
     assert isinstance(made.runner, GpuRunner)
-    made.runner.padded = True
+    made.runner.layout.padded = True
     steps: list[Step] = []
     forward = made.runner._forward
 
@@ -176,12 +177,12 @@ def test_every_size_of_a_step_has_room_for_its_tiles(
     made = Engine(llama, eagle3, EngineOptions(draft_length, max_batch, 512, prefill_chunk, kernels=True), Told())
     runner, steps = made.runner, list[Step]()
     assert isinstance(runner, GpuRunner)
-    runner.padded = True
+    runner.layout.padded = True
     monkeypatch.setattr(runner, "_forward", steps.append)
     monkeypatch.setattr(runner, "_draft_chain", lambda chain: None)
     runner.capture_all()
-    assert max(step.tiles for step in steps) <= len(runner._laid.device["tile_rows"])
-    assert max(step.rows for step in steps) == min(512, runner._room)
+    assert max(step.tiles for step in steps) <= len(runner.layout.device["tile_rows"])
+    assert max(step.rows for step in steps) == min(512, runner.layout.room)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def made_up(*arguments: Any, **more: Any) -> Engine:
     """Its steps are made up to the sizes of graphs, as on a GPU."""
     engine = Engine(*arguments, **more)
     assert isinstance(engine.runner, GpuRunner)
-    engine.runner.padded = True
+    engine.runner.layout.padded = True
     return engine
 
 
@@ -104,7 +104,7 @@ def leader(settings: Settings) -> Iterator[Leader]:
         engine = made(settings, size=2, chunk=4)
     assert isinstance(engine, Leader)
     assert isinstance(engine.runner, GpuRunner)
-    engine.runner.padded = True
+    engine.runner.layout.padded = True
     yield engine
     engine.followers.close()
     torch.distributed.destroy_process_group()

@@ -4,10 +4,7 @@
 log probabilities, for anything that is not plain decoding. That part goes through `rounds`. Both run the same kernels
 on the same caches, and rows have the same bits in either.
 
-Rows of a step lie behind each other without gaps: place does not matter here, so there are no tiles of rows as on the
-CPU. On a GPU a step of up to MOST_ROWS is made up to one of a few sizes, for each of which there is a graph (Step), and
-so are the drafts behind it (Chain): rows and tiles that nobody has stand at position 0 of the scratch page and are
-empty. More rows keep the GPU busy for longer than it takes to launch their kernels one by one.
+Steps are made up to sizes for which there are graphs (`step_layout`), and so are the drafts behind them (Chain).
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ from tandem_worker.engine.ranks import ALONE, Ranks
 from tandem_worker.engine.rounds import Rounds, buckets
 from tandem_worker.engine.runner import Verified
 from tandem_worker.engine.scheduler import Work
+from tandem_worker.engine.step_layout import MOST_ROWS, Laid, Step, StepLayout
 from tandem_worker.kernels.attention import Partials, Placing, Tiling, tile_tokens, tilings_of_all_forms
 from tandem_worker.kernels.choice import take
 from tandem_worker.kernels.linear import TILES
@@ -42,22 +40,6 @@ from tandem_worker.models.llama import Llama
 from tandem_worker.models.share import Share
 
 log = logging.getLogger(__name__)
-
-MOST_ROWS = 512
-STEP_ROWS = (16, 32, 64, 128, 192, 256, 384, MOST_ROWS)
-FEW = 4
-"""Requests. Tiles are counted for so many, or for as many as may run."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A forward of the target, as its kernels are launched."""
-
-    rows: int
-    tiles: int
-    tokens: int  # rows of a tile at most
-    context: int
-    capture: bool
 
 
 @dataclass(frozen=True)
@@ -71,9 +53,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class VerifiedRows(Verified):
-    firsts: tuple[int, ...]  # of each work, its first row
-    rows: int
-    step: Step
+    laid: Laid
 
 
 class GpuRunner:
@@ -91,7 +71,7 @@ class GpuRunner:
         device: torch.device,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.device, self.draft_length, self.ranks = device, draft_length, ranks
+        self.device, self.ranks = device, ranks
         self.llama, self.eagle3 = llama, eagle3
         self.capture = eagle3.drafter.capture_indexes if eagle3 else ()
         batch = buckets(max_batch)[-1]
@@ -106,26 +86,12 @@ class GpuRunner:
         self.drafter = None
         if eagle3:
             self.drafter = DrafterForward(pack_drafter(eagle3), space._replace(head_rows=batch), partials)
-        self.padded = device.type == "cuda"  # steps are made up to the sizes of graphs
         self.graphs = Graphs(device, ranks)
-        self._room, self._batch = rows, batch
-        self._sizes = sorted({min(size, rows) for size in STEP_ROWS})
+        self._batch = batch
         shape = self.target.target.shape
-        self._group = shape.heads // shape.kv_heads
-        tiles = rows // tile_tokens(self._group, draft_length + 1) + max(FEW, batch)  # no step needs more
-        self._laid = Inputs(
-            {
-                "tokens": (rows,),
-                "positions": (rows + 1,),  # behind the last row is one that no step has, at position 0
-                "owners": (rows + 1,),
-                "tile_rows": (tiles,),
-                "tile_counts": (tiles,),
-                "tables": (1 + batch, self.width),  # the first is nobody's: the scratch page
-            },
-            device,
-        )
-        laid = self._laid.device
-        self.placing = Placing(laid["positions"], laid["owners"], laid["tables"])
+        group = shape.heads // shape.kv_heads
+        self.layout = StepLayout(rows, batch, self.width, group, draft_length, context_limit, device)
+        self.placing = self.layout.placing
         self._drafting = Inputs(
             {"following": (rows,), "last": (batch,), "lengths": (batch,), "tables": (batch, self.width)}, device
         )
@@ -177,14 +143,8 @@ class GpuRunner:
     def capture_all(self) -> None:
         """Graphs of steps with prompts in them, and of what is drafted behind them. All rows stand nowhere."""
         started = time.perf_counter()
-        self._laid.clear()
-        self._laid.send(1 + self._batch)
-        tokens = tile_tokens(self._group, self._room)
-        kinds = (True, False) if self.drafter else (False,)
-        for rows, works, context, capture in product(
-            reversed(self._sizes), {FEW, self._batch}, reversed(self.rounds.contexts), kinds
-        ):
-            self._forward(Step(rows, self._tiles(rows, works, tokens), tokens, context, capture))
+        for step in self.layout.all_made_up((True, False) if self.drafter else (False,)):
+            self._forward(step)
         if self.drafter:
             self._drafting.clear()
             self._drafting.send(self._batch)
@@ -196,58 +156,20 @@ class GpuRunner:
 
     @torch.inference_mode()
     def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:
-        firsts, rows, step = self._lay_out(works, capture)
-        self._forward(step)
-        return VerifiedRows(self._choose(works, firsts), firsts, rows, step)
+        laid = self.layout.lay_out(works, capture, as_it_is=bool(self.target.observed))
+        self._forward(laid.step)
+        return VerifiedRows(self._choose(works, laid.firsts), laid)
 
     def _forward(self, step: Step) -> None:
-        laid = self._laid.device
-        tiling = Tiling(laid["tile_rows"], laid["tile_counts"], step.tiles, step.tokens, step.context)
+        tokens, tiling = self.layout.device["tokens"], self.layout.tiling(step)
 
         def kernels() -> None:
-            self.target(laid["tokens"], step.rows, self.placing, tiling, capture=step.capture)
+            self.target(tokens, step.rows, self.placing, tiling, capture=step.capture)
 
         if step.rows > MOST_ROWS or self.target.observed:
             kernels()
         else:
             self.graphs.play(step, kernels)
-
-    def _lay_out(self, works: Sequence[Work], capture: bool) -> tuple[tuple[int, ...], int, Step]:
-        """Puts the rows where the kernels read them -> first row of each work, rows, and the step."""
-        self._laid.clear()
-        laid = self._laid.host
-        counts = [work.end - work.start + len(work.proposals) for work in works]
-        prompts = max(counts) > self.draft_length + 1
-        tokens = tile_tokens(self._group, self._room if prompts else self.draft_length + 1)
-        firsts, rows, tiles, context = [], 0, 0, 1
-        for owner, (work, count) in enumerate(zip(works, counts, strict=True), 1):
-            own = slice(rows, rows + count)
-            laid["tokens"][own] = (*work.request.tokens[work.start : work.end], *work.proposals)
-            laid["positions"][own] = range(work.start, work.start + count)
-            laid["owners"][own] = owner
-            pages = work.request.pages[: self.width]
-            laid["tables"][owner, : len(pages)] = pages
-            for first in range(rows, rows + count, tokens):
-                laid["tile_rows"][tiles], laid["tile_counts"][tiles] = first, min(tokens, rows + count - first)
-                tiles += 1
-            firsts.append(rows)
-            rows, context = rows + count, max(context, work.start + count)
-        laid["tile_rows"][tiles:] = self._room
-        self._laid.send(1 + len(works))
-        if self.padded and not self.target.observed and rows <= self._sizes[-1]:
-            size = next(size for size in self._sizes if rows <= size)
-            tiles = self._tiles(size, FEW if len(works) <= FEW else self._batch, tokens)
-            step = Step(size, tiles, tokens, self._context(context), capture)
-        else:
-            step = Step(rows, tiles, tokens, context, capture)
-        return tuple(firsts), rows, step
-
-    def _tiles(self, rows: int, works: int, tokens: int) -> int:
-        """As many as so many rows of so many requests may need."""
-        return min(rows // tokens + works, rows)
-
-    def _context(self, positions: int) -> int:
-        return next(c for c in self.rounds.contexts if positions <= c) if self.padded else positions
 
     def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[Choice]]:
         rows = [
@@ -279,7 +201,7 @@ class GpuRunner:
         self._drafting.clear()
         laid = self._drafting.host
         drafts: list[Work] = []
-        for work, first, wanted in zip(works, verified.firsts, drafting, strict=True):
+        for work, first, wanted in zip(works, verified.laid.firsts, drafting, strict=True):
             request = work.request
             if not request.finish:
                 kept = request.tokens[work.start + 1 : request.computed + 1]
@@ -294,12 +216,13 @@ class GpuRunner:
                 drafts.append(work)
         self._drafting.send(self._batch if drafts else 0)
         if self.target.observed:
-            self.target.observed.fc_input = self.target.streams[: verified.rows].clone()
-        self.drafter.extend(self.target.streams, self._drafting.device["following"], verified.step.rows, self.placing)
+            self.target.observed.fc_input = self.target.streams[: verified.laid.rows].clone()
+        rows, following = verified.laid.step.rows, self._drafting.device["following"]
+        self.drafter.extend(self.target.streams, following, rows, self.placing)
         if drafts:
             longest = max(work.request.computed for work in drafts)
-            size = next(b for b in self.rounds.buckets if len(drafts) <= b) if self.padded else len(drafts)
-            self._draft_chain(Chain(size, length, self._context(longest + length)))
+            size = next(b for b in self.rounds.buckets if len(drafts) <= b) if self.layout.padded else len(drafts)
+            self._draft_chain(Chain(size, length, self.layout.context(longest + length)))
             for work, proposals in zip(drafts, self._drafts[: len(drafts), 1 : length + 1].tolist(), strict=True):
                 work.request.proposals = proposals
 
