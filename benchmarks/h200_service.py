@@ -10,9 +10,7 @@ sweep   Four workers of one pair: speculation off, K = 3, K = 5, `auto`. At each
         second are those that the worker counted between two looks. Bar: `auto` is never slower than off. On a CPU that
         other work shares, tokens per second of the worker's CPU time say more.
 
-load    One worker with `auto`, and more clients than it lets wait, for some minutes, of the requests in `service_plan`.
-        Every request must be accounted for, on both sides; nothing stuck; known texts as ever; memory flat; all pages
-        free in the end.
+load    One worker with `auto`, and more clients than it lets wait, for some minutes (`service_load`).
 
 Each run of this adds a piece to the JSON (a machine may be had for ten minutes at a time only), which is written after
 each batch size; what the pieces of load say together stands under `load_total`. Bars that are missed are told and do
@@ -40,9 +38,10 @@ import torch
 
 from cyclic_pair import write_pair
 from provenance import provenance
-from served import Readings, Served, chattable, gpu_mib, resident_mib, served
+from served import Served, chattable, served
 from service_client import ask
-from service_plan import Account, Asked, End, Schedule, joined, trend
+from service_load import load
+from service_plan import Asked, End, joined
 from tandem_worker.contract import Metric
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +67,6 @@ Question = Callable[[int], Asked]
 """The n-th request of the sweep; no two begin alike, where prompts are not few."""
 
 SWEEP_TOKENS, CHAT_TOKENS, SWEEP_ROUNDS, SETTLE_SECONDS = 128, 256, 3, 0.5
-LOAD_BATCH, LOAD_WAITING = {"cuda": 32, "cpu": 8}, 8
-SAMPLE_SECONDS, EMPTY_SECONDS, WARM_SHARE = 1.0, 30, 0.25
 
 
 @asynccontextmanager
@@ -157,104 +154,6 @@ def sweep(options: argparse.Namespace, folder: Path, question: Question) -> Iter
             yield swept(batch, found)
 
 
-async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: float) -> Account:
-    """All clients take from one schedule until the time is up, and end what they have begun."""
-    account, left, until = Account(), iter(schedule), time.monotonic() + seconds
-
-    async def one(session: aiohttp.ClientSession) -> None:
-        while time.monotonic() < until:
-            asked = next(left)
-            outcome = await ask(session, "it", asked)
-            account.add(asked, outcome)
-            if outcome.end is End.REFUSED:
-                await asyncio.sleep(1)  # as Retry-After says
-
-    async with aiohttp.ClientSession(worker.address, connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(one(session) for _ in range(clients)))
-    return account
-
-
-async def sampled(worker: Served, samples: list[dict[str, Any]]) -> None:
-    """Memory, once a second, for ever."""
-    started = time.monotonic()
-    while True:
-        gpu = await asyncio.to_thread(gpu_mib)
-        at = time.monotonic() - started
-        samples.append({"seconds": round(at, 1), "host_mib": resident_mib(worker.pid), "gpu_mib": gpu})
-        await asyncio.sleep(SAMPLE_SECONDS)
-
-
-async def emptied(worker: Served) -> Readings:
-    """What the worker says when nothing runs or waits any more, or after EMPTY_SECONDS."""
-    until = time.monotonic() + EMPTY_SECONDS
-    while True:
-        now = await asyncio.to_thread(worker.read)
-        if not now.total(Metric.RUNNING) + now.total(Metric.WAITING) or time.monotonic() > until:
-            return now
-        await asyncio.sleep(0.2)
-
-
-async def loaded(worker: Served, schedule: Schedule, clients: int, seconds: float) -> dict[str, Any]:
-    samples: list[dict[str, Any]] = []
-    before = worker.read()
-    sampler = asyncio.create_task(sampled(worker, samples))
-    account = await pressed(worker, schedule, clients, seconds)
-    sampler.cancel()
-    after = await emptied(worker)
-    ended = {name: count - before.ended()[name] for name, count in after.ended().items()}
-    refused = int(after.total(Metric.REFUSED) - before.total(Metric.REFUSED))
-    pages = [int(readings.total(Metric.FREE_PAGES)) for readings in (before, after)]
-    disagreements = account.disagreements(ended, refused)
-    bars = {
-        "every_request_accounted_for": not disagreements and not account.ends[End.WRONG],
-        "nothing_stuck": not account.ends[End.STUCK] and not after.total(Metric.RUNNING) + after.total(Metric.WAITING),
-        "pages_free_as_at_the_start": pages[0] == pages[1],
-    }
-    memory: dict[str, Any] = {}
-    for name in ("host_mib", "gpu_mib"):
-        line = [(one["seconds"], one[name]) for one in samples if one[name] is not None]
-        found = trend(line, WARM_SHARE * seconds)
-        if found:
-            memory[name] = {k: round(v, 2) for k, v in found._asdict().items()} | {"flat": found.flat}
-            bars[f"{name}_flat"] = found.flat
-    return {
-        "minutes": round(seconds / 60, 2),
-        "clients": clients,
-        "requests": dict(account.ends),
-        "choices": dict(account.choices),
-        "worker_ended": ended,
-        "worker_refused": refused,
-        "known_texts_compared": account.known_asked,
-        "tokens_seen": account.tokens,
-        "problems": (disagreements + account.problems)[:20],
-        "free_pages": pages,
-        "memory_after_warm_up": memory,
-        "bars": bars,
-        "first_token": account.first.counts,
-        "between_events": account.between_events.counts,
-        "between_tokens": account.between_tokens.counts,
-    }
-
-
-def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
-    batch = LOAD_BATCH[options.device]
-    arguments: tuple[str, ...] = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
-    if options.cache_tokens:
-        arguments += (f"--kv-cache-tokens={options.cache_tokens}",)
-    with served(options.target, options.drafter, folder / "load.log", *arguments, "--draft-length=auto") as worker:
-        context = context_of(worker)
-        schedule = Schedule(options.seed, texts, min(context, 2048))
-        return asyncio.run(loaded(worker, schedule, batch + LOAD_WAITING + 4, options.minutes * 60))
-
-
-def context_of(worker: Served) -> int:
-    async def asked() -> int:
-        async with aiohttp.ClientSession(worker.address) as session, session.get("/v1/models") as answer:
-            return int((await answer.json())["data"][0]["max_model_len"])
-
-    return asyncio.run(asked())
-
-
 def about(options: argparse.Namespace) -> dict[str, Any]:
     card = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} cores {platform.machine()}"
     return {
@@ -302,7 +201,7 @@ def prompts_of(pair: Path) -> tuple[list[str], list[Chat]]:
     return [line["prompt"] for line in lines if "prompt" in line] or [chat[0]["content"] for chat in chats], chats
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["sweep", "load"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -314,7 +213,11 @@ def main() -> None:
     parser.add_argument("--cache-tokens", type=int, help="of the load's worker; with few, who runs must make room")
     parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
     report: dict[str, Any] = {"command": "make bench-service"}
     if options.out.exists():
         report |= json.loads(options.out.read_text())
