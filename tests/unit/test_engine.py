@@ -286,6 +286,15 @@ def test_order_that_fails_breaks_the_engine_as_a_step_does(monkeypatch: pytest.M
     assert (ends, thread.reason) == ([Finish.FAILED], "GpuFailed")
 
 
+def test_engine_that_was_told_to_stop_is_not_taken_for_stalled() -> None:
+    """However long the server takes to end after it."""
+    thread = EngineThread(make_engine(), threads=1)
+    thread.start()
+    thread.stop()
+    thread.heartbeat -= 10_000
+    assert thread.failure is None
+
+
 def test_nan_in_a_weight_is_found_by_the_self_test(tmp_path: Path) -> None:
     target, drafter = target_files(), drafter_files()
     target.tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")

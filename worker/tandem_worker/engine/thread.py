@@ -53,6 +53,8 @@ class EngineThread(threading.Thread):
         """Why the process should be replaced."""
         if self.broken:
             return Failure(self.reason, self.broken)
+        if self._stopping:
+            return None
         silent_seconds = time.monotonic() - self.heartbeat
         on_gpu = self.engine.runner.device.type == "cuda"
         if silent_seconds > (SILENT_SECONDS if on_gpu else SILENT_ON_CPU_SECONDS):

@@ -124,13 +124,13 @@ def serve(
         worker = start(settings)
     except CannotStart as refusal:
         raise _ended(refusal.code, refusal.failure, termination_message) from None
-    failure = run(worker, bound, drain_seconds) or worker.engine.failure
-    if failure:
+    ended = typer.Exit()
+    if failure := run(worker, bound, drain_seconds) or worker.engine.failure:
         told = WorkerFailure(reason=failure.reason, message=f"The engine failed: {failure.message}")
         ended = _ended(ExitCode.CANNOT_LOAD, told, termination_message)
-        if worker.engine.is_alive():  # in a step that does not end: Python would wait at its exit, as the GPU does
-            os._exit(ended.exit_code)
-        raise ended
+    if worker.engine.is_alive():  # in a step that does not end: Python would wait at its exit, as the GPU does
+        os._exit(ended.exit_code)
+    raise ended
 
 
 def _length(text: str) -> int:
