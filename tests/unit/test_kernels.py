@@ -22,7 +22,10 @@ from tandem_worker.kernels.norm import add_norm
 from tandem_worker.kernels.rope import rotate
 from tandem_worker.models.quantised import Kept
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of padding, which nobody stores
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning",  # of padding, which nobody stores
+    "ignore:All-NaN:RuntimeWarning",
+)
 
 PAGE = 64
 EPS = 1e-5
@@ -127,6 +130,31 @@ def test_rope_rotates_and_fills_the_right_slots_of_the_right_pages(heads: int, k
         assert close(keys[page, :, position % PAGE], turned[row, heads:-kv_heads])
         assert close(values[page, :, position % PAGE], x[row, -kv_heads:])
     assert int((keys != 0).any(-1).sum()) == rows * kv_heads
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_a_number_breaks_the_rows_that_see_it_and_no_others(broken: float) -> None:
+    """Three rows of a tile; the middle one's value is broken, and so is what a page's last owner left behind them."""
+    heads, kv_heads, head_dim, rows = 4, 2, 16, 3
+    partials = torch.randn(1, 5, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.zeros(8, head_dim // 2)
+    placing = Placing(ints(0, 1, 2, 3, 4), ints(0, 0, 0, 0, 0), ints(1).view(1, 1))
+
+    def attended_rows(partials: Tensor) -> Tensor:
+        q, out = torch.zeros(2, 5, heads * head_dim)
+        keys, values = torch.zeros(2, 2, kv_heads, PAGE, head_dim)
+        rotate(partials, 1, q, keys, values, placing, (angles.cos(), angles.sin()), 5, kv_heads)
+        assert values.isfinite().all()
+        tiling = Tiling(ints(0), ints(rows), 1, rows, context=rows)
+        attention.attend(q, keys, values, placing, tiling, Partials(torch.device("cpu")), out, kv_heads)
+        return out[:rows].view(rows, heads, head_dim)
+
+    expected = attended_rows(partials)
+    partials[:, [1, 3, 4], -1] = broken  # the last key head's value
+    seen = attended_rows(partials)
+    assert torch.equal(seen[0], expected[0])
+    assert torch.equal(seen[:, : heads // 2], expected[:, : heads // 2])  # who read another key head
+    assert not seen[1:, heads // 2 :].isfinite().any()
 
 
 def attended(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -9,6 +9,12 @@ reads its partials once, about 2 us.
 
 Bits. Every output comes from its own two inputs, by one product and one fused multiply-add that are written out: left
 to the compiler, two forms of this kernel fused differently, and texts differed with them.
+
+Values are numbers, always. One that is not (NaN or infinite: of a damaged weight, or of a text that drives the model
+there) would reach rows that must not see it, because its product with a weight of zero is NaN. Those are earlier rows
+of its own text, whose pages others may share, and rows of the page's next owner: a request that ends before its logits
+are looked at gives its pages back as they are. So a 0 is written, and NaN into the key beside it: scores are masked
+where attention must not see them, and whoever does see it is as broken as before.
 """
 
 import triton
@@ -28,6 +34,11 @@ def _plus(a, b, c, d):
 def _minus(a, b, c, d):
     """a b - c d"""
     return tl.fma(a, b, -(c * d))
+
+
+@triton.jit
+def _is_number(x):
+    return tl.abs(x.to(tl.float32)) < float("inf")
 
 
 @triton.jit
@@ -113,10 +124,14 @@ def _rotate(
     tl.store(q, _minus(q_low, cos, q_high, sin).to(dtype), mask=there)
     tl.store(q + HALF, _plus(q_high, cos, q_low, sin).to(dtype), mask=there)
     at = ((page * HK + h) * PAGE + position % PAGE) * D + i
-    tl.store(k_ptr + at, _minus(k_low, cos, k_high, sin).to(dtype))
-    tl.store(k_ptr + at + HALF, _plus(k_high, cos, k_low, sin).to(dtype))
-    tl.store(v_ptr + at, v_low.to(dtype))
-    tl.store(v_ptr + at + HALF, v_high.to(dtype))
+    v_low = v_low.to(dtype)
+    v_high = v_high.to(dtype)
+    whole_low = _is_number(v_low)
+    whole_high = _is_number(v_high)
+    tl.store(k_ptr + at, tl.where(whole_low, _minus(k_low, cos, k_high, sin), float("nan")).to(dtype))
+    tl.store(k_ptr + at + HALF, tl.where(whole_high, _plus(k_high, cos, k_low, sin), float("nan")).to(dtype))
+    tl.store(v_ptr + at, tl.where(whole_low, v_low, 0.0))
+    tl.store(v_ptr + at + HALF, tl.where(whole_high, v_high, 0.0))
 
 
 def rotate(
