@@ -13,25 +13,26 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tandem_worker.kernels.hopper import request
+
 
 @gluon.jit
 def _request_w(w_desc, n0, N, k, bar, w, up, GATED: gl.constexpr, pred):
-    tma.async_copy_global_to_shared(w_desc, [n0, k], bar, w, pred=pred)
+    request(w_desc, [n0, k], bar, w, pred=pred)
     if GATED:
-        tma.async_copy_global_to_shared(w_desc, [n0 + N, k], bar, up, pred=pred)
+        request(w_desc, [n0 + N, k], bar, up, pred=pred)
 
 
 @gluon.jit
 def _request_x(x_desc, tail_desc, m0, k, bar, x, tail, TILE_M: gl.constexpr, TAIL_M: gl.constexpr, pred):
-    tma.async_copy_global_to_shared(x_desc, [m0, k], bar, x, pred=pred)
+    request(x_desc, [m0, k], bar, x, pred=pred)
     if TAIL_M > 0:
-        tma.async_copy_global_to_shared(tail_desc, [m0 + TILE_M, k], bar, tail, pred=pred)
+        request(tail_desc, [m0 + TILE_M, k], bar, tail, pred=pred)
 
 
 @gluon.jit
