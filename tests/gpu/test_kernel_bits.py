@@ -215,3 +215,84 @@ def test_attention(count: Count) -> None:
     assert worst < 5e-3
     assert GROUP == 512
     count("shapes of launch", differing, compared)
+
+
+PROMPTS: dict[str, list[tuple[int, int]]] = {
+    "a whole prompt": [(0, 2048)],
+    "a chunk from the middle of a page on": [(700, 1300)],
+    "several requests": [(0, 100), (513, 333), (1500, 64), (5, 45), (4000, 700)],
+    "ends around borders of pages and atoms": [(0, rows) for rows in (1, 63, 64, 65, 127, 128, 129, 191, 192, 193)],
+    "ends around borders of groups": [(480, rows) for rows in (31, 32, 33)] + [(992, rows) for rows in (31, 32, 33)],
+    "one row around borders": [(at, 1) for at in (0, 62, 63, 64, 126, 127, 128, 510, 511, 512, 1023, 1024, 1535)],
+    "tiles that are not full": [(at, rows) for at in (100, 112, 500) for rows in (1, 2, 15, 16, 17, 31)],
+    "fewer tiles than multiprocessors": [(300, 40)],
+}
+"""First position and rows of each request."""
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_attention_of_prompts_on_hopper(name: str, count: Count) -> None:
+    """Against `attention`. Pages in any order; behind the contexts stand keys that are no numbers and large values."""
+    if not attention.has_hopper_form():
+        pytest.skip("there is no such form here: it needs Hopper and Triton 3.6")
+    torch.manual_seed(5)
+    heads, kv_heads, head_dim, page, tokens = 32, 8, 128, 64, 32
+    requests = PROMPTS[name]
+    ends = [start + rows for start, rows in requests]
+    width = max(-(-end // page) for end in ends) + 1
+    order = (1 + torch.randperm(len(requests) * width)).tolist()
+    keys, values = torch.randn(2, 1 + len(order), kv_heads, page, head_dim, device=DEVICE, dtype=BF16)
+    keys[0] = float("nan")
+    tables = list[list[int]]()
+    positions, owners, firsts, counts = list[int](), list[int](), list[int](), list[int]()
+    for owner, ((start, rows), end) in enumerate(zip(requests, ends, strict=True)):
+        own = [order.pop() for _ in range(-(-end // page))]
+        if end % page:
+            keys[own[-1], :, end % page :] = float("nan")
+            values[own[-1], :, end % page :] = 1e30
+        tables.append(own + [0] * (width - len(own)))
+        for first in range(0, rows, tokens):
+            firsts.append(len(positions) + first)
+            counts.append(min(tokens, rows - first))
+        positions += range(start, end)
+        owners += [owner] * rows
+
+    def ints(values: object) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    q = 3 * torch.randn(len(positions), heads * head_dim, device=DEVICE, dtype=BF16)
+    placing = Placing(ints(positions), ints(owners), ints(tables))
+    outs = []
+    for filled in (False, True):
+        tiling = Tiling(ints(firsts), ints(counts), len(firsts), tokens, max(ends), filled=filled)
+        assert attention.suits_hopper_form(Span.ALL, tiling, heads // kv_heads, keys) is filled
+        outs.append(torch.full_like(q, float("nan")))
+        attention.attend(q, keys, values, placing, tiling, Partials(DEVICE), outs[-1], kv_heads, span=Span.ALL)
+    usual, hopper = outs
+    assert not usual.isnan().any()
+    count("against the usual form", int((usual.view(torch.int16) != hopper.view(torch.int16)).sum()), usual.numel())
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_row_does_not_reach_earlier_rows_of_its_prompt_on_hopper(broken: float, count: Count) -> None:
+    """Its values are read with those of the rows before it, in the same atom."""
+    if not attention.has_hopper_form():
+        pytest.skip("there is no such form here: it needs Hopper and Triton 3.6")
+    torch.manual_seed(6)
+    heads, kv_heads, head_dim, rows, spoilt = 32, 8, 128, 640, 100
+    partials = torch.randn(1, rows, (heads + 2 * kv_heads) * head_dim, device=DEVICE)
+    angles = torch.zeros(rows, head_dim // 2, device=DEVICE)
+    each = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    tables = torch.arange(rows // 64, dtype=torch.int32, device=DEVICE)[None]
+    placing = Placing(each, torch.zeros_like(each), tables)
+    tiling = Tiling(each[::32].contiguous(), torch.full_like(each[::32], 32), rows // 32, 32, rows, filled=True)
+    outs = []
+    for value in (1.0, broken):
+        partials[0, spoilt, -kv_heads * head_dim :] = value
+        q, out = torch.empty(2, rows, heads * head_dim, device=DEVICE, dtype=BF16)
+        keys, values = torch.zeros(2, rows // 64, kv_heads, 64, head_dim, device=DEVICE, dtype=BF16)
+        rotate(partials, 1, q, keys, values, placing, (angles.cos(), angles.sin()), rows, kv_heads)
+        attention.attend(q, keys, values, placing, tiling, Partials(DEVICE), out, kv_heads, span=Span.ALL)
+        outs.append(out)
+    assert not outs[1][spoilt:].isfinite().any()
+    count("rows before it", int((outs[0][:spoilt] != outs[1][:spoilt]).sum()), outs[0][:spoilt].numel())

@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tandem_worker.checkpoint.description import RopeScaling
+from tandem_worker.engine import step_layout
 from tandem_worker.engine.adaptive import Costs
 from tandem_worker.engine.engine import Engine, EngineOptions
+from tandem_worker.engine.forward import TargetForward
 from tandem_worker.engine.gpu_runner import GpuRunner
 from tandem_worker.engine.record import Phase
 from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.rounds import buckets, context_buckets
 from tandem_worker.engine.self_test import observe
 from tandem_worker.engine.step_layout import Step
-from tandem_worker.kernels.attention import Span, tilings_of_all_forms
+from tandem_worker.kernels.attention import Span, Tiling, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.random_pair import llama_8b, random_pair, round_layers
@@ -185,6 +188,27 @@ def test_every_size_of_a_step_has_room_for_its_tiles(
     assert max(step.rows for step in steps) == min(512, runner.layout.room)
 
 
+def test_only_a_step_that_is_too_large_for_a_graph_is_told_to_have_no_empty_tile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_layout, "MOST_ROWS", 16)
+    monkeypatch.setattr(step_layout, "STEP_ROWS", (16,))
+    made = engine(True, False)
+    assert isinstance(made.runner, GpuRunner)
+    made.runner.layout.padded = True
+    told: list[tuple[int, bool, bool]] = []
+    forward = TargetForward.__call__
+
+    def seen(self: TargetForward, tokens: Tensor, rows: int, placing: Any, tiling: Tiling, **how: Any) -> None:
+        told.append((rows, tiling.filled, bool((tiling.counts[: tiling.tiles] > 0).all())))
+        forward(self, tokens, rows, placing, tiling, **how)
+
+    monkeypatch.setattr(TargetForward, "__call__", seen)
+    generate(made, [[1, 2, 3], list(range(20))], 1)
+    generate(made, [[7, 8]], 1)
+    assert told == [(23, True, True), (16, False, False)]
+
+
 @pytest.mark.parametrize(
     "changes", [{"family": "qwen2", "qkv_bias": True}, {"family": "qwen3", "rope_scaling": LLAMA3}], ids=str
 )
@@ -249,6 +273,8 @@ def test_every_form_of_attention_is_met_before_a_request_waits_for_it() -> None:
         bucket = 1 << (tokens - 1).bit_length()  # what a launch of so many rows is compiled for
         assert {(bucket, span, False) for span in Span} <= set(forms)
     assert {(1, span, True) for span in Span} <= set(forms)
+    told = {(tiling.tokens, tiling.filled) for tiling, span in tilings_of_all_forms(zeros, 64) if span is Span.ALL}
+    assert {(tokens, filled) for tokens in (1, 32, 64) for filled in (False, True)} <= told
 
 
 def test_observed_wiring_is_the_drafters() -> None:

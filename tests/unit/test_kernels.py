@@ -7,6 +7,7 @@ bits or about the order in which the matrix unit adds: `make gpu-check` compares
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tandem_worker.kernels import attention
-from tandem_worker.kernels.attention import ATOM, GROUP, Partials, Placing, Span, Tiling
+from tandem_worker.kernels.attention import ATOM, GROUP, Partials, Placing, Span, Tiling, suits_hopper_form
 from tandem_worker.kernels.choice import COLUMNS, FORCED, Best, accept, largest, take
 from tandem_worker.kernels.embed import embed, join_first, join_next
 from tandem_worker.kernels.linear import Linear, Role, Tile
@@ -192,6 +193,36 @@ def test_attention_over_pages(span: Span, heads: int) -> None:
     compact = torch.full((2, heads * head_dim), float("nan"))
     attention.attend(q, keys, values, placing, some, room, compact, kv_heads, span=span)
     assert close(compact, out[[4, 10]])
+
+
+MEASURED: dict[str, Any] = {
+    "span": Span.ALL, "tokens": 32, "group": 4, "page": 64, "head_dim": 128, "dtype": torch.bfloat16, "compact": False,
+    "filled": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "suits"),
+    [
+        ({}, True),
+        ({"filled": False}, False),
+        ({"span": Span.GROUP}, False),
+        ({"span": Span.ATOM}, False),
+        ({"tokens": 16}, False),
+        ({"tokens": 16, "group": 8}, False),
+        ({"tokens": 32, "group": 3}, False),
+        ({"page": 128}, False),
+        ({"head_dim": 64}, False),
+        ({"dtype": torch.float16}, False),
+        ({"compact": True}, False),
+    ],
+    ids=str,
+)
+def test_hopper_form_of_attention_is_taken_for_what_it_was_measured_with(other: dict[str, Any], suits: bool) -> None:
+    case = MEASURED | other
+    tiling = Tiling(ints(0), ints(1), 64, case["tokens"], 2048, case["compact"], case["filled"])
+    keys = torch.empty(1, 8, case["page"], case["head_dim"], dtype=case["dtype"])
+    assert suits_hopper_form(case["span"], tiling, case["group"], keys) is suits
 
 
 def test_largest_takes_the_first_of_equals_and_reports_broken_logits() -> None:

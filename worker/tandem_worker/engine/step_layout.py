@@ -107,7 +107,9 @@ class StepLayout:
             yield Step(rows, _most_tiles(rows, works, tokens), tokens, context, capture)
 
     def tiling(self, step: Step) -> Tiling:
-        return Tiling(self.device["tile_rows"], self.device["tile_counts"], step.tiles, step.tokens, step.context)
+        rows, counts = self.device["tile_rows"], self.device["tile_counts"]
+        filled = step.rows > MOST_ROWS  # such a step is not made up: there is no empty tile
+        return Tiling(rows, counts, step.tiles, step.tokens, step.context, filled=filled)
 
     def context(self, positions: int) -> int:
         return next(c for c in self.contexts if positions <= c) if self.padded else positions

@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels.launch import cdiv, is_interpreted, launch, power_of_2
+from tandem_worker.kernels.launch import cdiv, is_hopper, is_interpreted, launch, power_of_2
 
 ATOM, GROUP = (32, 64) if is_interpreted() else (128, 512)
 """Positions. Shorter in the interpreter, so that a small test meets the whole tree."""
@@ -259,6 +260,7 @@ class Tiling(NamedTuple):
     tokens: int  # rows of a tile at most
     context: int  # positions
     compact: bool = False
+    filled: bool = False  # no tile is empty
 
 
 class Partials:
@@ -305,11 +307,24 @@ def pace_for(span: Span, rows: int, tiles: int) -> Pace:
 def tilings_of_all_forms(zeros: Tensor, most: int) -> Iterator[tuple[Tiling, Span]]:
     """One launch for each form that `attend` is compiled in, for tiles of up to `most` rows. zeros: int32."""
     sizes = [1 << i for i in range(most.bit_length())]
-    for tokens, span, tiles in itertools.product(sizes, Span, (1, 4)):  # few tiles and many have paces of their own
+    # few tiles and many have paces of their own
+    for tokens, span, tiles, filled in itertools.product(sizes, Span, (1, 4), (False, True)):
         counts = torch.full_like(zeros[:tiles], tokens)
-        yield Tiling(zeros, counts, tiles, tokens, GROUP + 1), span
+        yield Tiling(zeros, counts, tiles, tokens, GROUP + 1, filled=filled), span
         if tokens == 1:
             yield Tiling(zeros, counts, tiles, 1, GROUP + 1, compact=True), span
+
+
+@cache
+def has_hopper_form() -> bool:
+    """With Triton 3.9 the compiler spills in it, and nobody has compared its bits."""
+    return is_hopper() and not is_interpreted() and triton.__version__.startswith("3.6.")
+
+
+def suits_hopper_form(span: Span, tiling: Tiling, group: int, keys: Tensor) -> bool:
+    """Whether `attention_hopper` was measured for it: whole contexts of prompts, in the shape of Llama-3.1-8B."""
+    full = tiling.tokens * group == TILE_ROWS and tiling.filled and not tiling.compact
+    return full and span is Span.ALL and group == 4 and keys.shape[-2:] == (64, 128) and keys.dtype is torch.bfloat16
 
 
 def attend(q, keys, values, placing, tiling, partials, out, kv_heads, *, span=None, warps=0, stages=0) -> None:
@@ -318,6 +333,11 @@ def attend(q, keys, values, placing, tiling, partials, out, kv_heads, *, span=No
     group = q.shape[-1] // head_dim // kv_heads
     padded = power_of_2(group)
     span = span_for(tiling.tiles, tiling.context) if span is None else span
+    if has_hopper_form() and suits_hopper_form(span, tiling, group, keys):
+        from tandem_worker.kernels.attention_hopper import attend_prompts  # not for the interpreter
+
+        attend_prompts(q, keys, values, placing, tiling, out, kv_heads)
+        return
     size = {Span.ALL: tiling.context, Span.ATOM: ATOM, Span.GROUP: GROUP}[span]
     splits = cdiv(tiling.context, size)
     direct = splits == 1

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -29,6 +30,20 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **co
     dependent = is_hopper()
     options = {"launch_pdl": True} if dependent else {}
     kernel[grid](*arguments, PDL=dependent, num_warps=warps, **constants, **options)
+
+
+def descriptor(tensor: Tensor, block: list[int], gluon: bool) -> Any:
+    """What the copy engine needs to know of a tensor to fetch blocks of it."""
+    if not gluon:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor.from_tensor(tensor, block)
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+    assert tensor.dtype is torch.bfloat16
+    return GluonDescriptor.from_tensor(tensor, block, layout)
 
 
 def cdiv(a: int, b: int) -> int:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tandem_worker.kernels.gemm import gemm
-from tandem_worker.kernels.launch import cdiv, is_hopper, is_interpreted, launch
+from tandem_worker.kernels.launch import cdiv, descriptor, is_hopper, is_interpreted, launch
 
 
 class Role(Enum):
@@ -177,18 +176,5 @@ class Linear:
     def _descriptor(self, tensor: Tensor, rows: int, columns: int, gluon: bool) -> Any:
         key = (tensor.data_ptr(), tensor.shape, rows, columns, gluon)
         if key not in self._descriptors:
-            self._descriptors[key] = _describe(tensor, [rows, columns], gluon)
+            self._descriptors[key] = descriptor(tensor, [rows, columns], gluon)
         return self._descriptors[key]
-
-
-def _describe(tensor: Tensor, block: list[int], gluon: bool) -> Any:
-    if not gluon:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        return TensorDescriptor.from_tensor(tensor, block)
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
-    assert tensor.dtype is torch.bfloat16
-    return GluonDescriptor.from_tensor(tensor, block, layout)
