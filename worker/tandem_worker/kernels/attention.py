@@ -40,8 +40,8 @@ from tandem_worker.kernels.launch import cdiv, is_hopper, is_interpreted, launch
 ATOM, GROUP = (32, 64) if is_interpreted() else (128, 512)
 """Positions. Shorter in the interpreter, so that a small test meets the whole tree."""
 
-TILE_ROWS = 128
-"""Query rows, times heads of a group, that a program takes at most."""
+TILE_ROWS = 32 if is_interpreted() else 128
+"""Query rows, times heads of a group, that a program takes at most. Fewer in the interpreter, too."""
 
 
 class Span(IntEnum):
@@ -323,7 +323,7 @@ def has_hopper_form() -> bool:
 
 def suits_hopper_form(span: Span, tiling: Tiling, group: int, keys: Tensor) -> bool:
     """Whether `attention_hopper` was measured for it: whole contexts of prompts, in the shape of Llama-3.1-8B."""
-    full = tiling.tokens * group == TILE_ROWS and tiling.filled and not tiling.compact
+    full = tiling.tokens * group == 128 and tiling.filled and not tiling.compact
     return full and span is Span.ALL and group == 4 and keys.shape[-2:] == (64, 128) and keys.dtype is torch.bfloat16
 
 
