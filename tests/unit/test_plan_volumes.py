@@ -90,3 +90,10 @@ def test_a_worker_of_several_gpus_has_shared_memory_and_its_validation_hears_of_
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in worker["volumes"]
     assert "--tensor-parallel=2" in container["args"]
     assert "--engine-args=--tensor-parallel=2" in job["containers"][0]["args"]
+
+
+def test_a_worker_of_one_gpu_takes_no_shared_memory() -> None:
+    one = {"engine": {"tensorParallel": 1}, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    for fields in (one, {}):
+        _, worker = pods(resource(ONE, OTHER, **fields))
+        assert "shm" not in [volume["name"] for volume in worker["volumes"]]

@@ -62,7 +62,7 @@ def worker_pod(resource: SpeculativeDeployment, revision: str, recipe: Recipe, s
     own = [_field("POD_IP", "status.podIP"), _field("POD_UID", "metadata.uid")]
     container["env"] = [*own, *map(dump, recipe.engine.env), *map(dump, recipe.pod.env)]
     pod = make_pod(resource.metadata.name, recipe.pod, [container], sources)
-    if not adapter.cooperates or recipe.engine.tensor_parallel:
+    if not adapter.cooperates or (recipe.engine.tensor_parallel or 1) > 1:
         _share_memory(pod)
     if adapter.cooperates:
         _take_commands(pod, resource.metadata.name)
