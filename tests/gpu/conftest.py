@@ -48,9 +48,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "triton": triton.__version__,
             "tests": session.testscollected,
             "failed": session.testsfailed,
+            "not_run": _not_run(session),
             "counts": dict(sorted(counts.items())),
         }
         RESULT.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _not_run(session: pytest.Session) -> dict[str, str]:
+    """Reasons by test: what was skipped is no test that passed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
+    return {report.nodeid: report.longrepr[2] for report in reporter.stats.get("skipped", [])}
 
 
 @pytest.fixture

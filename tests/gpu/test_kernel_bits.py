@@ -230,11 +230,15 @@ PROMPTS: dict[str, list[tuple[int, int]]] = {
 """First position and rows of each request."""
 
 
+needs_hopper_form = pytest.mark.skipif(
+    not attention.has_hopper_form(), reason="not run: this form needs Hopper and Triton 3.6"
+)
+
+
+@needs_hopper_form
 @pytest.mark.parametrize("name", PROMPTS)
 def test_attention_of_prompts_on_hopper(name: str, count: Count) -> None:
     """Against `attention`. Pages in any order; behind the contexts stand keys that are no numbers and large values."""
-    if not attention.has_hopper_form():
-        pytest.skip("there is no such form here: it needs Hopper and Triton 3.6")
     torch.manual_seed(5)
     heads, kv_heads, head_dim, page, tokens = 32, 8, 128, 64, 32
     requests = PROMPTS[name]
@@ -273,11 +277,10 @@ def test_attention_of_prompts_on_hopper(name: str, count: Count) -> None:
     count("against the usual form", int((usual.view(torch.int16) != hopper.view(torch.int16)).sum()), usual.numel())
 
 
+@needs_hopper_form
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_broken_row_does_not_reach_earlier_rows_of_its_prompt_on_hopper(broken: float, count: Count) -> None:
     """Its values are read with those of the rows before it, in the same atom."""
-    if not attention.has_hopper_form():
-        pytest.skip("there is no such form here: it needs Hopper and Triton 3.6")
     torch.manual_seed(6)
     heads, kv_heads, head_dim, rows, spoilt = 32, 8, 128, 640, 100
     partials = torch.randn(1, rows, (heads + 2 * kv_heads) * head_dim, device=DEVICE)
