@@ -4,7 +4,8 @@
 
 Writes checkpoints of random weights (bf16 at the shapes of Llama-3.1-8B and Llama-3.2-1B; four layers of Kimi-K2.5's
 text model with INT4 experts, also half as wide with a quarter of them) to --folder, which must be on the disk that is
-to be measured, and removes them. Each is streamed twice: with its files dropped from the page cache (cold), and with
+to be measured, and removes them; with --write-only it does no more than write them, and a later run takes what it finds
+there. Each is streamed twice: with its files dropped from the page cache (cold), and with
 all of them in it (warm; not with --cold). Beside it stands what the disk gives to plain threads that read the same
 bytes into a buffer and do nothing else; of several numbers of threads the fastest.
 
@@ -150,10 +151,6 @@ def say(text: str) -> None:
 
 def measure(name: str, shape: Shape, folder: Path, asked: Asked, result: Result) -> None:
     """Fills in `result`."""
-    say(f"{name}: writing")
-    (folder / "drafter").mkdir()
-    write_drafter(shape, folder / "drafter")
-    write(shape, folder)
     sizes = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
     layers = shape.config["num_hidden_layers"]
     result |= {"bytes_on_disk": sum(sizes.values()), "tokens": asked.tokens, "layers": layers}
@@ -272,13 +269,18 @@ def shrunk(shape: Shape, layers: int | None, toy: bool) -> Shape:
     return Shape(config | ({"num_hidden_layers": layers} if layers else {}), shape.packed)
 
 
-@contextmanager
-def temporary(where: Path | None) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir=where, prefix="probe-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+def written(name: str, shape: Shape, where: Path) -> Path:
+    """The folder of this shape's checkpoints, which has its name as soon as it is whole."""
+    folder, partial = where / f"probe-{name}", where / f"probe-{name}.partial"
+    if not folder.exists() or json.loads((folder / "config.json").read_text()) != shape.config:
+        say(f"{name}: writing")
+        for old in (folder, partial):
+            shutil.rmtree(old, ignore_errors=True)
+        (partial / "drafter").mkdir(parents=True)
+        write_drafter(shape, partial / "drafter")
+        write(shape, partial)
+        partial.rename(folder)
+    return folder
 
 
 def told(arguments: argparse.Namespace) -> list[str]:
@@ -299,7 +301,8 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=list(SHAPES))
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured")
+    parser.add_argument("--write-only", action="store_true", help="leave the checkpoints in --folder for a later run")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pass-only", action="store_true", help="leave out the wirings")
     parser.add_argument("--count", action="store_true", help="count floating-point operations, which takes its time")
@@ -318,10 +321,16 @@ def main() -> None:
 
     asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only, arguments.count, keep)
     for name in arguments.shape or ["llama-8b", "kimi"]:
-        with temporary(arguments.folder) as folder:
-            results[name] = {}
-            measure(name, shrunk(SHAPES[name], arguments.layers, arguments.toy), folder, asked, results[name])
-    print(json.dumps(results, indent=1))
+        shape = shrunk(SHAPES[name], arguments.layers, arguments.toy)
+        folder = written(name, shape, arguments.folder)
+        if arguments.write_only:
+            continue
+        results[name] = {}
+        try:
+            measure(name, shape, folder, asked, results[name])
+        finally:
+            shutil.rmtree(folder)
+        print(json.dumps(results[name], indent=1), flush=True)
 
 
 if __name__ == "__main__":
