@@ -43,7 +43,7 @@ e2e: venv kube tools ## Tandem on a real kubelet, in built images, by helm (root
 	@made="$$($(RUN) images.node $(if $(OPTIONAL),,--required))" && \
 		if [ -n "$$made" ]; then TANDEM_E2E="$$made" $(RUN) pytest tests/e2e $(PYTEST); fi
 
-gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder); writes benchmarks/results/gpu-check.json
+gpu-check: venv ## bits, faults and the worker on one GPU (BUNDLE=folder, COMMIT=hash without git); writes benchmarks/results/gpu-check.json
 	@TANDEM_GPU=1 PYTHONPATH="$(PYTHONPATH):$(CURDIR)/tests" $(RUN) pytest -n 4 tests/gpu
 
 lint: venv ## ruff and mypy

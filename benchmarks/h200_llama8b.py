@@ -237,7 +237,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
-        "command": f"python benchmarks/h200_llama8b.py --out {options.out} --seconds {options.seconds:g}"
+        "command": f"python benchmarks/h200_llama8b.py --out {options.out.name} --seconds {options.seconds:g}"
         + (f" --fp8 {options.fp8}" if options.fp8 else ""),
         "commit": options.commit,
     }

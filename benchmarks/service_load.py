@@ -108,10 +108,12 @@ def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> dic
     arguments: tuple[str, ...] = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
     if options.cache_tokens:
         arguments += (f"--kv-cache-tokens={options.cache_tokens}",)
+    began = time.monotonic()
     with served(options.target, options.drafter, folder / "load.log", *arguments, "--draft-length=auto") as worker:
+        ready = {"seconds_until_ready": round(time.monotonic() - began, 1)}
         context = context_of(worker)
         schedule = Schedule(options.seed, texts, min(context, 2048))
-        return asyncio.run(loaded(worker, schedule, batch + LOAD_WAITING + 4, options.minutes * 60))
+        return ready | asyncio.run(loaded(worker, schedule, batch + LOAD_WAITING + 4, options.minutes * 60))
 
 
 def context_of(worker: Served) -> int:

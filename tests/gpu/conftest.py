@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from provenance import provenance
+
 collect_ignore_glob = [] if os.environ.get("TANDEM_GPU") and torch.cuda.is_available() else ["test_*.py"]
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu-check.json"
@@ -39,13 +41,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["counts"] = counts
     elif counts:
-        import triton
-
         report = {
+            "command": "make gpu-check",
             "date": datetime.now(UTC).date().isoformat(),
             "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
+            **provenance("torch", "triton", commit=os.environ.get("COMMIT", "")),
             "tests": session.testscollected,
             "failed": session.testsfailed,
             "not_run": _not_run(session),
