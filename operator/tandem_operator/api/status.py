@@ -16,6 +16,7 @@ Time = Annotated[
 ]
 _KEYED_BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 Hash = Annotated[str, Field(max_length=64)]
+MOST_UNREAD = 4096  # a thousand replicas, as many in surge, and those of revisions that go
 
 
 class Condition(ApiModel):
@@ -290,6 +291,14 @@ class Status(ApiModel):
     acceptance: Acceptance | None = None
     measurements: Annotated[list[Measurement], Field(max_length=10)] = []
     windows: Annotated[list[Window], Field(max_length=2)] = []
+    unread: Annotated[
+        list[Annotated[str, Field(max_length=64)]],
+        Field(
+            max_length=MOST_UNREAD,
+            description="Workers (uids of pods) that were not read since the last retry was asked for, or while their "
+            "revision was not judged. Their next reading is where evidence begins: what they drafted before is none.",
+        ),
+    ] = []
 
     def quarantine_of(self, revision: str, spec: str) -> Quarantine | None:
         """The entry that keeps `revision` from running while the spec (with its retry annotation) hashes to `spec`."""

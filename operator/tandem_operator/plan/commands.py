@@ -47,6 +47,13 @@ def parse(command: Command, value: str) -> Order | None:
     return Order(found["revision"], bool(found["full"]))
 
 
+def unanswered(context: Context, status: Status, command: Command) -> str:
+    """What is asked for and has no answer yet; empty: nothing. A lost status asks anew."""
+    value = context.observed.resource.metadata.annotations.get(f"{GROUP}/{command}", "")
+    known = any((answer.command, answer.value) == (command, value[:LONGEST]) for answer in status.answers)
+    return "" if known else value
+
+
 def carry_out(context: Context, status: Status, wanted: str, notes: Notes) -> Status:
     """Every wish that has no answer yet. `wanted`: the spec's revision, empty while it may not be rolled out."""
     answered = {answer.command: answer for answer in status.answers}

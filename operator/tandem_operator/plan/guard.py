@@ -12,7 +12,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from tandem_operator.api import Status
-from tandem_operator.api.status import Counts, Measurement, Outcome, Window
+from tandem_operator.api.status import MOST_UNREAD, Counts, Measurement, Outcome, Window
 from tandem_operator.engines.formulas import same_version
 from tandem_operator.plan.analysis import evidence, judge
 from tandem_operator.plan.analysis.evidence import Reading
@@ -69,7 +69,7 @@ def judged_anew(context: Context, status: Status, revision: str) -> Status:
 
 def look_at_canary(context: Context, status: Status, revision: str) -> tuple[Status, Window, Measurement | None]:
     """Sample the canary when its interval has passed, and judge its step. None: not yet due."""
-    window, added = _sampled(context, status, revision)
+    status, window, added = _sampled(context, status, revision)
     if added is None:
         return with_window(status, window), window, None
     if problem := _unreadable(context, window):
@@ -82,7 +82,7 @@ def look_at_canary(context: Context, status: Status, revision: str) -> tuple[Sta
 
 def look_at_stable(context: Context, status: Status, revision: str) -> tuple[Status, Window, Measurement | None]:
     """As `look_at_canary`, of the revision that serves."""
-    window, added = _sampled(context, status, revision)
+    status, window, added = _sampled(context, status, revision)
     if added is None:
         return with_window(status, window), window, None
     if problem := _unreadable(context, window):
@@ -98,32 +98,49 @@ def look_at_stable(context: Context, status: Status, revision: str) -> tuple[Sta
 
 def sample_only(context: Context, status: Status, revision: str) -> Status:
     """For a revision that is switched off: what its pods count meanwhile is passed over."""
-    window, added = _sampled(context, status, revision)
+    status, window, added = _sampled(context, status, revision, passed_over=True)
     return with_window(status, window if added is None else evidence.restart(window, context.now))
 
 
 def warm_up(context: Context, status: Status, revision: str) -> Status:
     """For a canary that is not judged yet: what its pods count meanwhile is passed over."""
-    window, added = _sampled(context, status, revision)
+    status, window, added = _sampled(context, status, revision, passed_over=True)
     return with_window(status, window) if added is None else next_window(context, status, window)
 
 
-def _sampled(context: Context, status: Status, revision: str) -> tuple[Window, Counts | None]:
-    """A worker that a retry is about to replace adds nothing: one that could not be told to stop, or not be read, shows
-    only now what it drafted before the retry."""
+def unread_since_retry(context: Context, status: Status) -> Status:
+    """A retry: what the workers that are there drafted before it is no evidence after it, whoever of them can be read
+    now and whatever was lost of windows and records. A worker that starts later counts from its first draft."""
+    there = [pod.uid for pod in context.observed.pods if not pod.terminating]
+    return status.model_copy(update={"unread": there[:MOST_UNREAD]})
+
+
+def _sampled(
+    context: Context, status: Status, revision: str, *, passed_over: bool = False
+) -> tuple[Status, Window, Counts | None]:
+    """Of a worker in `status.unread` this reading is where its evidence begins. `passed_over`: those that can't be read
+    now become such ones.
+
+    A worker that a retry is about to replace adds nothing: it was started before, and may draft as it did then.
+    """
     window = window_of(context, status, revision)
     interval = timedelta(seconds=context.observed.resource.spec.rollout.analysis.interval_seconds)
     if context.now - window.sampled_at < interval:
-        return window, None
-    replaceable = context.observed.recipe(revision) is not None
+        return status, window, None
+    replaceable, pods = context.observed.recipe(revision) is not None, context.observed.of(revision)
+    unread = dict.fromkeys([*status.unread, *(pod.uid for pod in pods if passed_over and pod.ready)])
     readings, retry = [], retry_of_workers(context, status, revision)
-    for pod in context.observed.of(revision):
+    for pod in pods:
         worker = context.observed.worker(pod)
         if worker.counts is not None and worker.speculating is not None:
-            drafting = worker.speculating and not (replaceable and pod.retry != retry)
+            replaced = replaceable and pod.retry != retry
+            drafting = worker.speculating and not replaced and pod.uid not in status.unread
             readings.append(Reading(pod.uid, worker.counts, drafting, worker.running))
     window, added = evidence.sample(window, readings, context.now)
-    return evidence.forget(window, frozenset(pod.uid for pod in context.observed.pods)), added
+    alive = frozenset(pod.uid for pod in context.observed.pods)
+    left = alive - {reading.source for reading in readings}
+    status = status.model_copy(update={"unread": [uid for uid in unread if uid in left][:MOST_UNREAD]})
+    return status, evidence.forget(window, alive), added
 
 
 def _unreadable(context: Context, window: Window) -> str:

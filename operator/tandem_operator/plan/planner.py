@@ -18,7 +18,7 @@ from __future__ import annotations
 from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.rollout import OnCollapse
-from tandem_operator.api.status import Outcome
+from tandem_operator.api.status import Command, Outcome
 from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation
 from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.clock import with_right_times
@@ -58,6 +58,8 @@ def plan(context: Context) -> Plan:
     if asked.problem:
         notes.seen.append(Seen("Progressing", "False", "ConfigMissing", asked.problem))
         notes.wakes.append(CONFIG_AGAIN_SECONDS)
+    if commands.unanswered(context, status, Command.RETRY):
+        status = guard.unread_since_retry(context, status)
     status = _guard_stable(context, status, notes)
     status = commands.carry_out(context, status, wanted, notes)
     target = rollout.goal(context, status, wanted)
