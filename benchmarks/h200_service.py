@@ -12,9 +12,9 @@ sweep   Four workers of one pair: speculation off, K = 3, K = 5, `auto`. At each
 
 load    One worker with `auto`, and more clients than it lets wait, for some minutes (`service_load`).
 
-Each run of this adds a piece to the JSON (a machine may be had for ten minutes at a time only), which is written after
-each batch size; what the pieces of load say together stands under `load_total`. Bars that are missed are told and do
-not end the run.
+Each run of this adds to the JSON (a machine may be had for ten minutes at a time only), which is written after each
+batch size, and each five minutes of load; what all pieces of load say together stands under `load_total`. Bars that are
+missed are told and do not end the run.
 """
 
 from __future__ import annotations
@@ -238,15 +238,12 @@ def main() -> None:
                 keep()
                 print(json.dumps(row), flush=True)
         if options.only != "sweep":
-            piece = (
-                about(options)
-                | {"seed": options.seed, "cache_tokens": options.cache_tokens}
-                | load(options, folder, texts)
-            )
-            report.setdefault("loads", []).append(piece)
-            report["load_total"] = joined(report["loads"])
-            keep()
-            print(json.dumps({name: piece[name] for name in ("requests", "problems", "bars")}))
+            of_all = about(options) | {"seed": options.seed, "cache_tokens": options.cache_tokens}
+            for piece in load(options, folder, texts):
+                report.setdefault("loads", []).append(of_all | piece)
+                report["load_total"] = joined(report["loads"])
+                keep()
+                print(json.dumps({name: piece[name] for name in ("requests", "problems", "bars")}), flush=True)
             print(json.dumps(report["load_total"], indent=1))
 
 

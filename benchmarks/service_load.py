@@ -1,7 +1,8 @@
 """One worker with `auto`, and more clients than it lets wait, for some minutes, of the requests in `service_plan`.
 
 Every request must be accounted for, on both sides; nothing stuck; known texts as ever; memory flat; all pages free in
-the end.
+the end. So it is after each five minutes, when all clients have ended what they had begun: a run that is cut off leaves
+the parts that were whole.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from tandem_worker.contract import Metric
 
 LOAD_BATCH, LOAD_WAITING = {"cuda": 32, "cpu": 8}, 8
 SAMPLE_SECONDS, EMPTY_SECONDS, WARM_SHARE = 1.0, 30, 0.25
+PART_SECONDS = 300
 
 
-async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: float) -> Account:
+async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: float, account: Account) -> None:
     """All clients take from one schedule until the time is up, and end what they have begun."""
-    account, left, until = Account(), iter(schedule), time.monotonic() + seconds
+    left, until = iter(schedule), time.monotonic() + seconds
 
     async def one(session: aiohttp.ClientSession) -> None:
         while time.monotonic() < until:
@@ -38,16 +41,13 @@ async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: flo
 
     async with aiohttp.ClientSession(worker.address, connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(*(one(session) for _ in range(clients)))
-    return account
 
 
 async def sampled(worker: Served, samples: list[dict[str, Any]]) -> None:
     """Memory, once a second, for ever."""
-    started = time.monotonic()
     while True:
         gpu = await asyncio.to_thread(gpu_mib)
-        at = time.monotonic() - started
-        samples.append({"seconds": round(at, 1), "host_mib": resident_mib(worker.pid), "gpu_mib": gpu})
+        samples.append({"seconds": time.monotonic(), "host_mib": resident_mib(worker.pid), "gpu_mib": gpu})
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
@@ -61,32 +61,46 @@ async def emptied(worker: Served) -> Readings:
         await asyncio.sleep(0.2)
 
 
-async def loaded(worker: Served, schedule: Schedule, clients: int, seconds: float) -> dict[str, Any]:
-    samples: list[dict[str, Any]] = []
+@dataclass
+class Run:
+    """A worker under load, and what is known of it from one part to the next."""
+
+    worker: Served
+    schedule: Schedule
+    clients: int
+    warm_seconds: float  # of the first part, that memory may grow in
+    samples: list[dict[str, Any]] = field(default_factory=list)  # of memory
+    texts: dict[int, str] = field(default_factory=dict)  # of known requests
+
+    def memory(self) -> dict[str, dict[str, float | bool]]:
+        """Since the first part was warm."""
+        found: dict[str, dict[str, float | bool]] = {}
+        for name in ("host_mib", "gpu_mib"):
+            line = [(one["seconds"] - self.samples[0]["seconds"], one[name]) for one in self.samples if one[name]]
+            if seen := trend(line, self.warm_seconds):
+                found[name] = {k: round(v, 2) for k, v in seen._asdict().items()} | {"flat": seen.flat}
+        return found
+
+
+async def part(run: Run, seconds: float) -> dict[str, Any]:
+    worker, account = run.worker, Account(known_texts=run.texts)
     before = worker.read()
-    sampler = asyncio.create_task(sampled(worker, samples))
-    account = await pressed(worker, schedule, clients, seconds)
+    sampler = asyncio.create_task(sampled(worker, run.samples))
+    await pressed(worker, run.schedule, run.clients, seconds, account)
     sampler.cancel()
     after = await emptied(worker)
     ended = {name: count - before.ended()[name] for name, count in after.ended().items()}
     refused = int(after.total(Metric.REFUSED) - before.total(Metric.REFUSED))
     pages = [int(readings.total(Metric.FREE_PAGES)) for readings in (before, after)]
-    disagreements = account.disagreements(ended, refused)
+    disagreements, memory = account.disagreements(ended, refused), run.memory()
     bars = {
         "every_request_accounted_for": not disagreements and not account.ends[End.WRONG],
         "nothing_stuck": not account.ends[End.STUCK] and not after.total(Metric.RUNNING) + after.total(Metric.WAITING),
         "pages_free_as_at_the_start": pages[0] == pages[1],
     }
-    memory: dict[str, Any] = {}
-    for name in ("host_mib", "gpu_mib"):
-        line = [(one["seconds"], one[name]) for one in samples if one[name] is not None]
-        found = trend(line, WARM_SHARE * seconds)
-        if found:
-            memory[name] = {k: round(v, 2) for k, v in found._asdict().items()} | {"flat": found.flat}
-            bars[f"{name}_flat"] = found.flat
     return {
         "minutes": round(seconds / 60, 2),
-        "clients": clients,
+        "clients": run.clients,
         "requests": dict(account.ends),
         "choices": dict(account.choices),
         "worker_ended": ended,
@@ -96,24 +110,27 @@ async def loaded(worker: Served, schedule: Schedule, clients: int, seconds: floa
         "problems": (disagreements + account.problems)[:20],
         "free_pages": pages,
         "memory_after_warm_up": memory,
-        "bars": bars,
+        "bars": bars | {f"{name}_flat": found["flat"] for name, found in memory.items()},
         "first_token": account.first.counts,
         "between_events": account.between_events.counts,
         "between_tokens": account.between_tokens.counts,
     }
 
 
-def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Its parts, of one worker."""
     batch = LOAD_BATCH[options.device]
     arguments: tuple[str, ...] = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
     if options.cache_tokens:
         arguments += (f"--kv-cache-tokens={options.cache_tokens}",)
-    began = time.monotonic()
+    began, left = time.monotonic(), options.minutes * 60
     with served(options.target, options.drafter, folder / "load.log", *arguments, "--draft-length=auto") as worker:
         ready = {"seconds_until_ready": round(time.monotonic() - began, 1)}
-        context = context_of(worker)
-        schedule = Schedule(options.seed, texts, min(context, 2048))
-        return ready | asyncio.run(loaded(worker, schedule, batch + LOAD_WAITING + 4, options.minutes * 60))
+        schedule = Schedule(options.seed, texts, min(context_of(worker), 2048))
+        run = Run(worker, schedule, batch + LOAD_WAITING + 4, WARM_SHARE * min(left, PART_SECONDS))
+        while left > 0:
+            yield ready | asyncio.run(part(run, min(left, PART_SECONDS)))
+            left -= PART_SECONDS
 
 
 def context_of(worker: Served) -> int:

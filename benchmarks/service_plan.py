@@ -176,13 +176,13 @@ class Account:
     between_tokens: Histogram = field(default_factory=Histogram)
     problems: list[str] = field(default_factory=list)
     known_asked: int = 0
-    _texts: dict[int, str] = field(default_factory=dict)
+    known_texts: dict[int, str] = field(default_factory=dict)  # by number in the pool
 
     def add(self, asked: Asked, outcome: Outcome) -> None:
         end, problem = outcome.end, outcome.problem
         if end is End.FINISHED and asked.known is not None:
             self.known_asked += 1
-            if self._texts.setdefault(asked.known, outcome.text) != outcome.text:
+            if self.known_texts.setdefault(asked.known, outcome.text) != outcome.text:
                 end, problem = End.WRONG, f"known request {asked.known} got another text: {dict(asked.body)}"
         self.ends[end] += 1
         self.choices[end] += asked.choices
