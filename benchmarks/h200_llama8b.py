@@ -31,8 +31,8 @@ from torch.nn import functional as F
 from tandem_worker.engine.engine import Engine, EngineOptions
 from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.engine.rounds import Played
-from tandem_worker.kernels.attention import Placing, Tiling
 from tandem_worker.kernels.choice import FORCED
+from tandem_worker.kernels.tiling import Placing, Tiling
 from tandem_worker.models.random_pair import llama_8b, random_pair, round_layers
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16

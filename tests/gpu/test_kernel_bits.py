@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tandem_worker.kernels import attention
-from tandem_worker.kernels.attention import GROUP, Partials, Placing, Span, Tiling
+from tandem_worker.kernels.attention import Partials
 from tandem_worker.kernels.linear import PREFILL, TILES, Linear, Role, for_8_bits
 from tandem_worker.kernels.norm import add_norm
 from tandem_worker.kernels.rope import rotate
+from tandem_worker.kernels.tiling import GROUP, Placing, Span, Tiling
 from tandem_worker.models.random_pair import rounded
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from tandem_worker.engine.request import Finish, Sampling
 from tandem_worker.engine.rounds import buckets, context_buckets
 from tandem_worker.engine.self_test import observe
 from tandem_worker.engine.step_layout import Step
-from tandem_worker.kernels.attention import Span, Tiling, tilings_of_all_forms
+from tandem_worker.kernels.tiling import Span, Tiling, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.random_pair import llama_8b, random_pair, round_layers

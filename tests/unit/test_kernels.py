@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tandem_worker.kernels import attention
-from tandem_worker.kernels.attention import ATOM, GROUP, Partials, Placing, Span, Tiling, suits_hopper_form
+from tandem_worker.kernels.attention import Partials, suits_hopper_form
 from tandem_worker.kernels.choice import COLUMNS, FORCED, Best, accept, largest, take
 from tandem_worker.kernels.embed import embed, join_first, join_next
 from tandem_worker.kernels.linear import Linear, Role, Tile
 from tandem_worker.kernels.norm import add_norm
 from tandem_worker.kernels.rope import rotate
+from tandem_worker.kernels.tiling import ATOM, GROUP, Placing, Span, Tiling
 from tandem_worker.models.quantised import Kept
 
 pytestmark = pytest.mark.filterwarnings(

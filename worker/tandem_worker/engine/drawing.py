@@ -19,7 +19,7 @@ from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.engine.sampling import Changes, Settings, choose
 
 if TYPE_CHECKING:
-    from tandem_worker.engine.rounds import State
+    from tandem_worker.engine.round_state import State
     from tandem_worker.kernels.choice import Best
 
 ROWS_AT_ONCE = 32

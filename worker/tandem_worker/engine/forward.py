@@ -19,12 +19,13 @@ from tandem_worker.engine.observed import Observed
 from tandem_worker.engine.packed import Layer, PackedDrafter, PackedTarget, Shape
 from tandem_worker.engine.pages import PAGE
 from tandem_worker.engine.ranks import ALONE, Ranks
-from tandem_worker.kernels.attention import Partials, Placing, Span, Tiling, attend
+from tandem_worker.kernels.attention import Partials, attend
 from tandem_worker.kernels.choice import COLUMNS, Best, largest
 from tandem_worker.kernels.embed import embed, join_first, join_next
 from tandem_worker.kernels.launch import cdiv
 from tandem_worker.kernels.norm import add_norm, norm_slots
 from tandem_worker.kernels.rope import rotate
+from tandem_worker.kernels.tiling import Placing, Span, Tiling
 
 
 class Space(NamedTuple):

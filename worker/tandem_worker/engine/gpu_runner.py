@@ -32,9 +32,10 @@ from tandem_worker.engine.rounds import Rounds, buckets
 from tandem_worker.engine.runner import Verified
 from tandem_worker.engine.scheduler import Work
 from tandem_worker.engine.step_layout import MOST_ROWS, Laid, Step, StepLayout
-from tandem_worker.kernels.attention import Partials, Placing, Tiling, tile_tokens, tilings_of_all_forms
+from tandem_worker.kernels.attention import Partials
 from tandem_worker.kernels.choice import take
 from tandem_worker.kernels.linear import TILES
+from tandem_worker.kernels.tiling import Placing, Tiling, tile_tokens, tilings_of_all_forms
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from tandem_worker.models.share import Share

@@ -32,8 +32,9 @@ from tandem_worker.engine.forward import DrafterForward, TargetForward
 from tandem_worker.engine.graphs import Graphs
 from tandem_worker.engine.pages import padded
 from tandem_worker.engine.request import Request
-from tandem_worker.kernels.attention import Placing, Tiling, tile_tokens
+from tandem_worker.engine.round_state import State
 from tandem_worker.kernels.choice import FORCED, accept, take
+from tandem_worker.kernels.tiling import Placing, Tiling, tile_tokens
 
 log = logging.getLogger(__name__)
 
@@ -65,20 +66,6 @@ class Flight:
     result: Tensor  # pinned
     events: tuple[torch.cuda.Event, ...]  # begun, played, copied
     started: float
-
-
-@dataclass(frozen=True)
-class State:
-    """A round's state on the device, int32. Views for B requests with T rows each."""
-
-    tokens: Tensor  # [B, T] newest and drafted
-    lengths: Tensor  # [B] position of the newest
-    chosen: Tensor  # [B, T] by the target
-    last_rows: Tensor  # [B] last kept row
-    result: Tensor  # [B, 2 T]
-    turns: Tensor  # [B] rounds played, for forced acceptance
-    forced: Tensor  # [FORCED]
-    limit: int  # lengths stop there
 
 
 class Rounds:

@@ -18,7 +18,7 @@ import torch
 from tandem_worker.engine.inputs import Inputs
 from tandem_worker.engine.rounds import context_buckets
 from tandem_worker.engine.scheduler import Work
-from tandem_worker.kernels.attention import Placing, Tiling, tile_tokens
+from tandem_worker.kernels.tiling import Placing, Tiling, tile_tokens
 
 MOST_ROWS = 512
 STEP_ROWS = (16, 32, 64, 128, 192, 256, 384, MOST_ROWS)

@@ -39,12 +39,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem_worker.kernels import attention
+from tandem_worker.kernels import tiling as tiles
 from tandem_worker.kernels.hopper import request, reshaped
 from tandem_worker.kernels.launch import descriptor, launch
 
-ATOM = gl.constexpr(attention.ATOM)
-GROUP = gl.constexpr(attention.GROUP)
+ATOM = gl.constexpr(tiles.ATOM)
+GROUP = gl.constexpr(tiles.GROUP)
 D, PAGE = gl.constexpr(128), gl.constexpr(64)
 ROWS = gl.constexpr(64)  # of a tile that four warps take
 HALF = gl.constexpr(64)  # of D: columns that the copy engine lays out in one piece
