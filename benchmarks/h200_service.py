@@ -13,7 +13,7 @@ sweep   Four workers of one pair: speculation off, K = 3, K = 5, `auto`. At each
 load    One worker with `auto`, and more clients than it lets wait, for some minutes (`service_load`).
 
 Each run of this adds to the JSON (a machine may be had for ten minutes at a time only), which is written after each
-batch size, and each five minutes of load; what all pieces of load say together stands under `load_total`. Bars that are
+batch size, and each five minutes of load; what all parts of load say together stands under `load_total`. Bars that are
 missed are told and do not end the run.
 """
 
@@ -209,7 +209,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--batches", type=lambda text: [*map(int, text.split(","))], default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--seconds", type=float, default=1.5, help="of each of the sweep's windows")
     parser.add_argument("--minutes", type=float, default=2.5, help="of the load")
-    parser.add_argument("--seed", type=int, default=0, help="of the load: another one for each piece")
+    parser.add_argument("--seed", type=int, default=0, help="of the load: another one for each run")
     parser.add_argument("--cache-tokens", type=int, help="of the load's worker; with few, who runs must make room")
     parser.add_argument("--commit", default="", help="of this checkout, where git can not tell it")
     parser.add_argument("--out", type=Path, required=True)
@@ -239,11 +239,11 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
         if options.only != "sweep":
             of_all = about(options) | {"seed": options.seed, "cache_tokens": options.cache_tokens}
-            for piece in load(options, folder, texts):
-                report.setdefault("loads", []).append(of_all | piece)
+            for part in load(options, folder, texts):
+                report.setdefault("loads", []).append(of_all | part)
                 report["load_total"] = joined(report["loads"])
                 keep()
-                print(json.dumps({name: piece[name] for name in ("requests", "problems", "bars")}), flush=True)
+                print(json.dumps({name: part[name] for name in ("requests", "problems", "bars")}), flush=True)
             print(json.dumps(report["load_total"], indent=1))
 
 

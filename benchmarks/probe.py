@@ -4,9 +4,9 @@
 
 Writes checkpoints of random weights (bf16 at the shapes of Llama-3.1-8B and Llama-3.2-1B; four layers of Kimi-K2.5's
 text model with INT4 experts, also half as wide with a quarter of them) to --folder, which must be on the disk that is
-to be measured, and removes them; with --write-only it does no more than write them, and a later run takes what it finds
-there. Each is streamed twice: with its files dropped from the page cache (cold), and with
-all of them in it (warm; not with --cold). Beside it stands what the disk gives to plain threads that read the same
+to be measured, and removes them. With --write-only it does no more than write them: a later run takes them and leaves
+them there. Each is streamed twice: with its files dropped from the page cache (cold), and with all of them in it (warm;
+not with --cold). Beside it stands what the disk gives to plain threads that read the same
 bytes into a buffer and do nothing else; of several numbers of threads the fastest.
 
 Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then the target's
@@ -269,18 +269,23 @@ def shrunk(shape: Shape, layers: int | None, toy: bool) -> Shape:
     return Shape(config | ({"num_hidden_layers": layers} if layers else {}), shape.packed)
 
 
-def written(name: str, shape: Shape, where: Path) -> Path:
-    """The folder of this shape's checkpoints, which has its name as soon as it is whole."""
-    folder, partial = where / f"probe-{name}", where / f"probe-{name}.partial"
-    if not folder.exists() or json.loads((folder / "config.json").read_text()) != shape.config:
-        say(f"{name}: writing")
-        for old in (folder, partial):
-            shutil.rmtree(old, ignore_errors=True)
-        (partial / "drafter").mkdir(parents=True)
-        write_drafter(shape, partial / "drafter")
-        write(shape, partial)
-        partial.rename(folder)
-    return folder
+def named(name: str, arguments: argparse.Namespace) -> str:
+    """Of a shape's checkpoints; another one for each size."""
+    return f"probe-{name}" + "-toy" * arguments.toy + (f"-{arguments.layers}-layers" if arguments.layers else "")
+
+
+def written(folder: Path, shape: Shape) -> bool:
+    """Whether they had to be written. A folder has its name as soon as it is whole."""
+    if folder.exists():
+        return False
+    say(f"writing {folder.name}")
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "drafter").mkdir(parents=True)
+    write_drafter(shape, partial / "drafter")
+    write(shape, partial)
+    partial.rename(folder)
+    return True
 
 
 def told(arguments: argparse.Namespace) -> list[str]:
@@ -322,14 +327,16 @@ def main() -> None:
     asked = Asked(arguments.tokens, device, arguments.cold, arguments.pass_only, arguments.count, keep)
     for name in arguments.shape or ["llama-8b", "kimi"]:
         shape = shrunk(SHAPES[name], arguments.layers, arguments.toy)
-        folder = written(name, shape, arguments.folder)
+        folder = arguments.folder / named(name, arguments)
+        new = written(folder, shape)
         if arguments.write_only:
             continue
         results[name] = {}
         try:
             measure(name, shape, folder, asked, results[name])
         finally:
-            shutil.rmtree(folder)
+            if new:
+                shutil.rmtree(folder)
         print(json.dumps(results[name], indent=1), flush=True)
 
 

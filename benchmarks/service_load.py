@@ -19,12 +19,11 @@ import aiohttp
 
 from served import Readings, Served, gpu_mib, resident_mib, served
 from service_client import ask
-from service_plan import Account, End, Schedule, trend
+from service_plan import Account, End, Sample, Schedule, memory_of, parts_of
 from tandem_worker.contract import Metric
 
 LOAD_BATCH, LOAD_WAITING = {"cuda": 32, "cpu": 8}, 8
 SAMPLE_SECONDS, EMPTY_SECONDS, WARM_SHARE = 1.0, 30, 0.25
-PART_SECONDS = 300
 
 
 async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: float, account: Account) -> None:
@@ -43,11 +42,11 @@ async def pressed(worker: Served, schedule: Schedule, clients: int, seconds: flo
         await asyncio.gather(*(one(session) for _ in range(clients)))
 
 
-async def sampled(worker: Served, samples: list[dict[str, Any]]) -> None:
+async def sampled(worker: Served, samples: list[Sample]) -> None:
     """Memory, once a second, for ever."""
     while True:
         gpu = await asyncio.to_thread(gpu_mib)
-        samples.append({"seconds": time.monotonic(), "host_mib": resident_mib(worker.pid), "gpu_mib": gpu})
+        samples.append(Sample(time.monotonic(), resident_mib(worker.pid), gpu))
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
@@ -69,17 +68,8 @@ class Run:
     schedule: Schedule
     clients: int
     warm_seconds: float  # of the first part, that memory may grow in
-    samples: list[dict[str, Any]] = field(default_factory=list)  # of memory
+    samples: list[Sample] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)  # of known requests
-
-    def memory(self) -> dict[str, dict[str, float | bool]]:
-        """Since the first part was warm."""
-        found: dict[str, dict[str, float | bool]] = {}
-        for name in ("host_mib", "gpu_mib"):
-            line = [(one["seconds"] - self.samples[0]["seconds"], one[name]) for one in self.samples if one[name]]
-            if seen := trend(line, self.warm_seconds):
-                found[name] = {k: round(v, 2) for k, v in seen._asdict().items()} | {"flat": seen.flat}
-        return found
 
 
 async def part(run: Run, seconds: float) -> dict[str, Any]:
@@ -92,7 +82,7 @@ async def part(run: Run, seconds: float) -> dict[str, Any]:
     ended = {name: count - before.ended()[name] for name, count in after.ended().items()}
     refused = int(after.total(Metric.REFUSED) - before.total(Metric.REFUSED))
     pages = [int(readings.total(Metric.FREE_PAGES)) for readings in (before, after)]
-    disagreements, memory = account.disagreements(ended, refused), run.memory()
+    disagreements, memory = account.disagreements(ended, refused), memory_of(run.samples, run.warm_seconds)
     bars = {
         "every_request_accounted_for": not disagreements and not account.ends[End.WRONG],
         "nothing_stuck": not account.ends[End.STUCK] and not after.total(Metric.RUNNING) + after.total(Metric.WAITING),
@@ -123,14 +113,13 @@ def load(options: argparse.Namespace, folder: Path, texts: Sequence[str]) -> Ite
     arguments: tuple[str, ...] = (f"--device={options.device}", f"--max-batch={batch}", f"--max-waiting={LOAD_WAITING}")
     if options.cache_tokens:
         arguments += (f"--kv-cache-tokens={options.cache_tokens}",)
-    began, left = time.monotonic(), options.minutes * 60
+    began, parts = time.monotonic(), parts_of(options.minutes * 60)
     with served(options.target, options.drafter, folder / "load.log", *arguments, "--draft-length=auto") as worker:
         ready = {"seconds_until_ready": round(time.monotonic() - began, 1)}
         schedule = Schedule(options.seed, texts, min(context_of(worker), 2048))
-        run = Run(worker, schedule, batch + LOAD_WAITING + 4, WARM_SHARE * min(left, PART_SECONDS))
-        while left > 0:
-            yield ready | asyncio.run(part(run, min(left, PART_SECONDS)))
-            left -= PART_SECONDS
+        run = Run(worker, schedule, batch + LOAD_WAITING + 4, WARM_SHARE * parts[0])
+        for seconds in parts:
+            yield ready | asyncio.run(part(run, seconds))
 
 
 def context_of(worker: Served) -> int:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 KNOWN = 24
+PART_SECONDS = 300.0
 SYSTEM_PROMPTS = (
     "",
     "Answer in one sentence. ",
@@ -232,21 +233,49 @@ def trend(samples: Iterable[tuple[float, float]], warm_seconds: float) -> Trend 
     return Trend(values[0], values[-1], slope * 60, grown < 0.01 * statistics.fmean(values))
 
 
-def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all pieces of load say together."""
+class Sample(NamedTuple):
+    """Of memory in use."""
+
+    seconds: float
+    host_mib: float
+    gpu_mib: float | None
+
+
+def memory_of(samples: Sequence[Sample], warm_seconds: float) -> dict[str, dict[str, float | bool]]:
+    """Of a worker since it was warm, in all parts of its load so far: one leaks also where no part of it shows that."""
+    start = samples[0].seconds
+    lines = {
+        "host_mib": [(one.seconds - start, one.host_mib) for one in samples],
+        "gpu_mib": [(one.seconds - start, one.gpu_mib) for one in samples if one.gpu_mib is not None],
+    }
+    seen = {name: found for name, line in lines.items() if (found := trend(line, warm_seconds))}
+    return {
+        name: {k: round(v, 2) for k, v in found._asdict().items()} | {"flat": found.flat}
+        for name, found in seen.items()
+    }
+
+
+def parts_of(seconds: float) -> list[float]:
+    """A load of so many seconds is asked for part by part."""
+    whole, rest = divmod(seconds, PART_SECONDS)
+    return [PART_SECONDS] * int(whole) + [rest] * (rest > 0)
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all parts of load say together."""
     latencies = {}
     for name in ("first_token", "between_events", "between_tokens"):
         whole = Histogram()
-        for piece in pieces:
-            whole.counts.update({int(bucket): count for bucket, count in piece[name].items()})
+        for part in parts:
+            whole.counts.update({int(bucket): count for bucket, count in part[name].items()})
         found = {f"p{percent}": whole.percentile(percent / 100) for percent in (50, 99)}
         latencies[f"{name}_ms"] = {p: round(1000 * value, 2) for p, value in found.items() if value is not None}
     requests: Counter[str] = Counter()
-    for piece in pieces:
-        requests.update(piece["requests"])
-    bars = {name: all(piece["bars"].get(name, True) for piece in pieces) for name in pieces[0]["bars"]}
+    for part in parts:
+        requests.update(part["requests"])
+    bars = {name: all(part["bars"].get(name, True) for part in parts) for name in parts[0]["bars"]}
     return {
-        "minutes": round(sum(piece["minutes"] for piece in pieces), 2),
+        "minutes": round(sum(part["minutes"] for part in parts), 2),
         "requests": dict(requests),
         "bars": bars,
         **latencies,

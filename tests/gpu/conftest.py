@@ -45,6 +45,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "command": "make gpu-check",
             "date": datetime.now(UTC).date().isoformat(),
             "gpu": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
             **provenance("torch", "triton", commit=os.environ.get("COMMIT", "")),
             "tests": session.testscollected,
             "failed": session.testsfailed,

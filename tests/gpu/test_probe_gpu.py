@@ -20,6 +20,6 @@ print([line for line in open("/proc/self/maps") if "libcudnn_engines" in line])
 
 
 def test_attention_does_not_wait_for_cudnn_to_be_loaded() -> None:
-    """Seconds, from a disk: a third of what the probe of an 8B pair takes."""
-    told = subprocess.run([sys.executable, "-c", ATTEND], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    """It takes seconds, from a disk. torch prefers it on Hopper; on other cards this holds anyway."""
+    told = subprocess.run([sys.executable, "-c", ATTEND], capture_output=True, text=True, check=False)
+    assert told.stdout == "[]\n", told.stderr

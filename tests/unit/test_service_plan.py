@@ -13,7 +13,20 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from service_client import ask
-from service_plan import KNOWN, Account, Asked, End, Histogram, Outcome, Schedule, joined, trend
+from service_plan import (
+    KNOWN,
+    Account,
+    Asked,
+    End,
+    Histogram,
+    Outcome,
+    Sample,
+    Schedule,
+    joined,
+    memory_of,
+    parts_of,
+    trend,
+)
 from tandem_worker.server.chat import ChatRequest
 from tandem_worker.server.completions import CompletionRequest
 
@@ -136,6 +149,24 @@ def test_memory_that_leaks_is_not_flat() -> None:
 
 def test_memory_of_which_too_little_is_known_is_neither() -> None:
     assert trend([(1, 5.0)], 0) is None
+
+
+def test_what_leaks_from_part_to_part_is_seen_where_each_part_is_flat() -> None:
+    parts = [[Sample(300.0 * part + t, 600 + 10 * part, None) for t in range(300)] for part in range(4)]
+    assert all(memory_of(part, 75)["host_mib"]["flat"] for part in parts)
+    whole = memory_of([sample for part in parts for sample in part], 75)
+    assert whole == {"host_mib": {"first": 600, "last": 630, "per_minute": pytest.approx(2, abs=0.1), "flat": False}}
+
+
+def test_memory_of_a_gpu_is_judged_where_there_is_one() -> None:
+    memory = memory_of([Sample(1000.0 + t, 600, 42_000 + t) for t in range(600)], 75)
+    assert (memory["host_mib"]["flat"], memory["gpu_mib"]["flat"]) == (True, False)
+    assert memory["gpu_mib"]["first"] == 42_075  # warm by then
+
+
+@pytest.mark.parametrize(("minutes", "parts"), [(20, [300] * 4), (7.5, [300, 150]), (0.4, [24])])
+def test_a_load_is_asked_for_in_parts_of_five_minutes(minutes: float, parts: list[float]) -> None:
+    assert parts_of(60 * minutes) == parts
 
 
 def test_pieces_add_up() -> None:
