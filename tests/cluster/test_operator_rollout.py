@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.operator_kit import Story, condition, simulated
+from cluster.operator_kit import Event, Story, condition, simulated
 from cluster.support import eventually
 from tandem_operator import names
 from tandem_worker.contract import Metric, Origin
@@ -124,11 +124,15 @@ def test_after_a_rollback_further_looks_change_nothing(story: Story) -> None:
         found = [item for kind in kinds for item in story.items(kind, "pair")]
         return {item["metadata"]["uid"]: item["metadata"].get("generation", 0) for item in found}
 
-    before, told = versions(), story.events()
+    def events() -> list[Event]:
+        """A worker of a busy machine may answer late once, which is told and changes nothing."""
+        return [event for event in story.events() if not event.reason.startswith("MetricsAvailable")]
+
+    before, told = versions(), events()
     looked = story.show().status.windows[0].sampled_at
     story.until("three more looks", lambda shown: (shown.status.windows[0].sampled_at - looked).total_seconds() >= 3)
     assert versions() == before
-    assert story.events() == told
+    assert events() == told
 
 
 def test_a_quarantined_revision_runs_again_when_the_user_says_retry(story: Story) -> None:
