@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem_operator.api import Status
 from tandem_operator.api.status import Command
-from tandem_operator.plan.commands import Order, parse
+from tandem_operator.plan.commands import LONGEST, Order, parse
 from unit.world import WEAK, Life, World, spec
 
 REVISION = "0123456789"
@@ -236,6 +236,17 @@ def test_a_rollback_ends_with_a_retry() -> None:
     ask(world, "rollback", revisions["a"], 6)
     ask(world, "retry", "1", 16)
     assert world.serving() == {"c": 2}
+
+
+def test_two_retries_that_differ_only_behind_what_status_keeps_are_two() -> None:
+    world, long = held(), "x" * 200
+    assert ask(world, "retry", f"{long}1")[0] == "Accepted"
+    first = world.status.answers
+    world.run(3)
+    assert world.status.answers == first, "answered once"
+    ask(world, "retry", f"{long}2")
+    assert world.status.answers != first
+    assert len(world.status.answers[0].value) == LONGEST
 
 
 def test_a_rollback_to_the_stable_revision_takes_the_canary_back() -> None:

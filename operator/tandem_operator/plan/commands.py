@@ -21,6 +21,7 @@ from tandem_operator.api.status import Answer, AnswerOutcome, Command
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
 from tandem_operator.plan.quarantine import blocked, quarantine
+from tandem_operator.plan.revisions import short_hash
 from tandem_operator.plan.steps import next_step
 
 GRAMMAR = {
@@ -47,11 +48,19 @@ def parse(command: Command, value: str) -> Order | None:
     return Order(found["revision"], bool(found["full"]))
 
 
-def unanswered(context: Context, status: Status, command: Command) -> str:
-    """What is asked for and has no answer yet; empty: nothing. A lost status asks anew."""
-    value = context.observed.resource.metadata.annotations.get(f"{GROUP}/{command}", "")
-    known = any((answer.command, answer.value) == (command, value[:LONGEST]) for answer in status.answers)
-    return "" if known else value
+def unanswered(context: Context, status: Status, command: Command) -> bool:
+    """It is asked for and has no answer yet. A lost status asks anew."""
+    value = _asked(context, command)
+    return bool(value) and not any((a.command, a.value) == (command, _short(value)) for a in status.answers)
+
+
+def _asked(context: Context, command: Command) -> str:
+    return context.observed.resource.metadata.annotations.get(f"{GROUP}/{command}", "")
+
+
+def _short(value: str) -> str:
+    """As status keeps it. Two that are too long to keep, and differ only at their end, stay two."""
+    return value if len(value) <= LONGEST else f"{value[: LONGEST - 11]} {short_hash(value)}"
 
 
 def carry_out(context: Context, status: Status, wanted: str, notes: Notes) -> Status:
@@ -59,14 +68,13 @@ def carry_out(context: Context, status: Status, wanted: str, notes: Notes) -> St
     answered = {answer.command: answer for answer in status.answers}
     answers = []
     for command in Command:
-        value = context.observed.resource.metadata.annotations.get(f"{GROUP}/{command}", "")
-        last = answered.get(command)
-        if not value:
-            continue
-        if last is None or last.value != value[:LONGEST]:
+        value = _asked(context, command)
+        if unanswered(context, status, command):
             status, outcome, message = _carried_out(context, status, wanted, command, value, notes)
-            last = Answer(command=command, value=value[:LONGEST], outcome=outcome, message=message, at=context.now)
-        answers.append(last)
+            value = _short(value)
+            answers.append(Answer(command=command, value=value, outcome=outcome, message=message, at=context.now))
+        elif value:
+            answers.append(answered[command])
     return status.model_copy(update={"answers": answers})
 
 
