@@ -88,7 +88,7 @@ async def _still_there(api: client.ApiClient, store: Store, resource: Speculativ
 
 
 def _without_figures(status: Status) -> Status:
-    return status.model_copy(update={"windows": [], "measurements": [], "acceptance": None})
+    return status.model_copy(update={"windows": [], "unread": [], "measurements": [], "acceptance": None})
 
 
 def _refused(

@@ -5,6 +5,7 @@ late        the operator sees some kinds of objects as they were after its own l
 crash       it dies between any two of its writes, and its successor sees everything as it is.
 leaving     a pod that is removed answers for a while longer, and is marked as terminating.
 deaf        a pod that is ready and can't be read.
+timed       workers tell how long their steps took (`Timed`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from tandem_operator import names
 from tandem_operator.api import Spec, Status
 from tandem_operator.api.status import Counts
+from tandem_operator.engines.reading import StepTimes
 from tandem_operator.plan import Context, Observed, Plan, plan
 from tandem_operator.plan.clock import with_right_times
 from tandem_operator.plan.observed import Pod, Worker
@@ -148,3 +150,20 @@ class Cluster(World):
         if verdict is None:
             return None
         return ValidationReport(verdict=verdict, mode="Static", summary=verdict.value, fingerprints=self.files)
+
+
+class Timed(Cluster):
+    """With a healthy drafter a revision is 1.2 times as fast as its target alone, with a weak one slower: steps take as
+    long whatever is accepted."""
+
+    def _serve(self) -> None:
+        super()._serve()
+        for uid, worker in self.workers.items():
+            if worker.counts is not None and (rounds := worker.counts.drafts):
+                plain = rounds // 4
+                steps = (
+                    StepTimes("verify", 1, rounds, 0.010 * rounds),
+                    StepTimes("draft", 1, rounds, 0.004 * rounds),
+                    StepTimes("plain", 1, plain, 0.010 * plain),
+                )
+                self.workers[uid] = replace(worker, steps=steps)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from model import promises
-from model.cluster import KINDS, OTHER_FILES, Cluster, drafter_of
+from model.cluster import KINDS, OTHER_FILES, Timed, drafter_of
 from tandem_operator import names
 from tandem_operator.api import GROUP, Spec
 from tandem_worker.contract import SelfTestOutcome, Verdict
@@ -44,7 +44,7 @@ class Rollouts(RuleBasedStateMachine):
         }
         self.fields: dict[str, object] = {"replicas": 3}
         self.retries = 0
-        self.cluster = Cluster(self._spec("a"))
+        self.cluster = Timed(self._spec("a"))
 
     def _spec(self, drafter: str) -> Spec:
         return spec(drafter, **self.fields, rollout=self.rollout)

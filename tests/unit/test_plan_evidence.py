@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.api.status import Counts, Tally, Window
+from tandem_operator.api.status import Counts, Score, Tally, Window
 from tandem_operator.engines import builtin
 from tandem_operator.engines.reading import StepTimes
 from tandem_operator.plan.analysis import evidence
@@ -32,6 +32,14 @@ def test_the_window_between_two_scrapes_is_what_counts_not_the_lifetime() -> Non
     window = sampled(window, Reading("pod", counts(drafts=900, accepted=1600)), now=START + timedelta(seconds=30))
     assert evidence.accept_length(window.counts) == 2.5
     assert evidence.accept_length(window.total) == pytest.approx(2.78, abs=0.005)
+
+
+def test_a_revision_that_is_judged_anew_keeps_its_long_run_and_nothing_that_was_held_against_it() -> None:
+    score = Score(drafts=900, value=8.0)
+    update = {"settled": 0.7, "below_floor": score, "below_baseline": score}
+    before = sampled(WINDOW, Reading("pod", counts(drafts=900))).model_copy(update=update)
+    anew = WINDOW.model_copy(update={"total": before.total, "settled": 0.7, "pods": before.pods})
+    assert evidence.restart(before, START) == anew
 
 
 def test_a_counter_that_falls_began_again_at_zero() -> None:

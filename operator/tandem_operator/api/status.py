@@ -16,7 +16,9 @@ Time = Annotated[
 ]
 _KEYED_BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 Hash = Annotated[str, Field(max_length=64)]
-MOST_UNREAD = 4096  # a thousand replicas, as many in surge, and those of revisions that go
+MOST_UNREAD = 4096
+"""A thousand replicas, as many in surge, and those of revisions that go. A worker beyond that counts from its last
+reading on, as if nothing had begun anew: better than a status that the API server refuses."""
 
 
 class Condition(ApiModel):
@@ -234,7 +236,8 @@ class Score(Tally):
 class Window(ApiModel):
     """Evidence on one revision since `started_at`.
 
-    `total` is everything since the revision is watched; `barren` what was seen since anything was last accepted;
+    `total` is everything since the revision is watched; `judged` all since it was last judged anew, over all windows;
+    `barren` what was seen since anything was last accepted;
     `beside_from` the total of the revision that serves beside it when the window began; `settled` the position-0
     acceptance of its first drafts in service, 0 until there are enough.
     """
@@ -244,6 +247,7 @@ class Window(ApiModel):
     sampled_at: Time
     counts: Counts = Counts()
     total: Counts = Counts()
+    judged: Tally = Tally()
     beside_from: Counts | None = None
     barren: Tally = Tally()
     below_floor: Score = Score()
@@ -295,8 +299,9 @@ class Status(ApiModel):
         list[Annotated[str, Field(max_length=64)]],
         Field(
             max_length=MOST_UNREAD,
-            description="Workers (uids of pods) that were not read since the last retry was asked for, or while their "
-            "revision was not judged. Their next reading is where evidence begins: what they drafted before is none.",
+            description="Workers (uids of pods) that were not read since the last retry was asked for, or since their "
+            "revision was last in quarantine or a canary that warms up. Their next reading is where evidence begins: "
+            "what they drafted before is none.",
         ),
     ] = []
 

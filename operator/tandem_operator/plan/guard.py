@@ -1,18 +1,17 @@
 """Watching acceptance and speed: what the analysis is told of the stable and of the canary revision, and when.
 
 A revision is looked at once an interval. A window that was judged Healthy ends and the next begins, so that its figures
-are of now; one of the stable revision that comes to nothing in a day ends too. A pod that could not be read, and a
-revision whose speculation the operator itself switched off, give no evidence.
+are of now; one of the stable revision that comes to nothing in a day ends too. A pod that could not be read gives no
+evidence; what else gives none is in `windows`.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import reduce
 from typing import NamedTuple
 
 from tandem_operator.api import Status
-from tandem_operator.api.status import MOST_UNREAD, Counts, Measurement, Outcome, Window
+from tandem_operator.api.status import Counts, Measurement, Outcome, Window
 from tandem_operator.engines.formulas import same_version
 from tandem_operator.plan.analysis import evidence, judge
 from tandem_operator.plan.analysis.evidence import Reading
@@ -24,47 +23,12 @@ from tandem_operator.plan.conditions import count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context, Pod
 from tandem_operator.plan.quarantine import retry_of_workers
+from tandem_operator.plan.windows import begun_anew, total_beside, window_of, with_window
 from tandem_worker.contract import SELF_TEST_DRAFTS, SelfTestOutcome
 
 MEASUREMENTS_KEPT = 10
 STALE = timedelta(days=1)
 SETTLED_DRAFTS, SETTLED_REQUESTS = 1000, 50
-
-
-def window_of(context: Context, status: Status, revision: str) -> Window:
-    return _known(status, revision) or evidence.fresh(
-        Window(revision=revision, started_at=context.now, sampled_at=context.now), context.now, _total_beside(status)
-    )
-
-
-def _known(status: Status, revision: str) -> Window | None:
-    return next((w for w in status.windows if w.revision == revision), None)
-
-
-def _total_beside(status: Status) -> Counts | None:
-    stable = _known(status, status.stable_revision)
-    return stable.total if stable else None
-
-
-def keep_windows(status: Status, *revisions: str) -> Status:
-    """Only the windows of these revisions: state does not grow with history."""
-    return status.model_copy(update={"windows": [w for w in status.windows if w.revision in revisions]})
-
-
-def with_window(status: Status, window: Window) -> Status:
-    others = [w for w in status.windows if w.revision != window.revision]
-    return status.model_copy(update={"windows": [*others, window][-2:]})
-
-
-def next_window(context: Context, status: Status, window: Window) -> Status:
-    """The window has said what it had to say."""
-    beside = _total_beside(status) if window.revision != status.stable_revision else None
-    return with_window(status, evidence.fresh(window, context.now, beside))
-
-
-def judged_anew(context: Context, status: Status, revision: str) -> Status:
-    """What comes from here on counts, and nothing before."""
-    return with_window(status, evidence.restart(window_of(context, status, revision), context.now))
 
 
 def look_at_canary(context: Context, status: Status, revision: str) -> tuple[Status, Window, Measurement | None]:
@@ -97,29 +61,18 @@ def look_at_stable(context: Context, status: Status, revision: str) -> tuple[Sta
 
 
 def sample_only(context: Context, status: Status, revision: str) -> Status:
-    """For a revision that is switched off: what its pods count meanwhile is passed over."""
-    status, window, added = _sampled(context, status, revision, passed_over=True)
-    return with_window(status, window if added is None else evidence.restart(window, context.now))
+    """For a revision that is switched off: only whether its counters move."""
+    status, window, _ = _sampled(context, status, revision)
+    return with_window(status, window)
 
 
 def warm_up(context: Context, status: Status, revision: str) -> Status:
     """For a canary that is not judged yet: what its pods count meanwhile is passed over."""
-    status, window, added = _sampled(context, status, revision, passed_over=True)
-    return with_window(status, window) if added is None else next_window(context, status, window)
+    return sample_only(context, begun_anew(context, status, [revision]), revision)
 
 
-def unread_since_retry(context: Context, status: Status) -> Status:
-    """A retry: what the workers that are there drafted before it is no evidence after it, whoever of them can be read
-    now and whatever was lost of windows and records. A worker that starts later counts from its first draft."""
-    there = [pod.uid for pod in context.observed.pods if not pod.terminating]
-    return status.model_copy(update={"unread": there[:MOST_UNREAD]})
-
-
-def _sampled(
-    context: Context, status: Status, revision: str, *, passed_over: bool = False
-) -> tuple[Status, Window, Counts | None]:
-    """Of a worker in `status.unread` this reading is where its evidence begins. `passed_over`: those that can't be read
-    now become such ones.
+def _sampled(context: Context, status: Status, revision: str) -> tuple[Status, Window, Counts | None]:
+    """The increment since the last look; None: not yet due. A worker in `status.unread` adds nothing and leaves it.
 
     A worker that a retry is about to replace adds nothing: it was started before, and may draft as it did then.
     """
@@ -127,20 +80,18 @@ def _sampled(
     interval = timedelta(seconds=context.observed.resource.spec.rollout.analysis.interval_seconds)
     if context.now - window.sampled_at < interval:
         return status, window, None
-    replaceable, pods = context.observed.recipe(revision) is not None, context.observed.of(revision)
-    unread = dict.fromkeys([*status.unread, *(pod.uid for pod in pods if passed_over and pod.ready)])
-    readings, retry = [], retry_of_workers(context, status, revision)
-    for pod in pods:
+    replaceable = context.observed.recipe(revision) is not None
+    readings, retry, unread = [], retry_of_workers(context, status, revision), frozenset(status.unread)
+    for pod in context.observed.of(revision):
         worker = context.observed.worker(pod)
         if worker.counts is not None and worker.speculating is not None:
             replaced = replaceable and pod.retry != retry
-            drafting = worker.speculating and not replaced and pod.uid not in status.unread
+            drafting = worker.speculating and not replaced and pod.uid not in unread
             readings.append(Reading(pod.uid, worker.counts, drafting, worker.running))
     window, added = evidence.sample(window, readings, context.now)
-    alive = frozenset(pod.uid for pod in context.observed.pods)
-    left = alive - {reading.source for reading in readings}
-    status = status.model_copy(update={"unread": [uid for uid in unread if uid in left][:MOST_UNREAD]})
-    return status, evidence.forget(window, alive), added
+    read = {reading.source for reading in readings}
+    status = status.model_copy(update={"unread": [uid for uid in status.unread if uid not in read]})
+    return status, evidence.forget(window, frozenset(pod.uid for pod in context.observed.pods)), added
 
 
 def _unreadable(context: Context, window: Window) -> str:
@@ -168,12 +119,12 @@ def _seen(context: Context, status: Status, window: Window, baseline: Baseline) 
         minimum_requests=spec.rollout.analysis.minimum_requests,
     )
     neighbours = tuple(w.total for w in status.windows if w.revision != window.revision)
-    return Seen(window, limits, baseline, neighbours, speed_of(context, window.revision))
+    return Seen(window, limits, baseline, neighbours, speed_of(context, window))
 
 
 def _baseline_of_canary(context: Context, status: Status, window: Window) -> Baseline:
     """The stable revision's part in the same window, if it has one."""
-    total = _total_beside(status)
+    total = total_beside(status)
     if total is not None:
         part = evidence.increment(window.beside_from or Counts(), total)
         if part.drafts and part.requests:
@@ -209,14 +160,15 @@ def _validated(context: Context, status: Status, window: Window) -> Baseline:
     return Baseline(Origin.PROBE, validation.probe.position0, validation.probe.drafts)
 
 
-def speed_of(context: Context, revision: str) -> Speed | None:
-    """From the step times of its pods; plain steps of other revisions count when target, engine and hardware are the
-    same, for their target is as fast."""
+def speed_of(context: Context, window: Window) -> Speed | None:
+    """From the step times of its pods' whole lives, which say nothing of acceptance, and the accept length of what it
+    is judged by. Plain steps of other revisions count when target, engine and hardware are the same, for their target
+    is as fast."""
+    revision, judged = window.revision, window.judged
     recipe = context.observed.recipe(revision)
-    mine = [context.observed.worker(pod) for pod in context.observed.of(revision)]
-    counts = reduce(evidence.plus, (worker.counts for worker in mine if worker.counts), Counts())
-    if recipe is None or not counts.drafts:
+    if recipe is None or not judged.drafts:
         return None
+    mine = [context.observed.worker(pod) for pod in context.observed.of(revision)]
     times = [time for worker in mine for time in worker.steps]
     for pod in context.observed.pods:
         other = context.observed.recipe(pod.revision)
@@ -224,7 +176,7 @@ def speed_of(context: Context, revision: str) -> Speed | None:
             continue
         if (other.target, other.engine, other.resources) == (recipe.target, recipe.engine, recipe.resources):
             times += [time for time in context.observed.worker(pod).steps if time.phase == "plain"]
-    return compare(times, evidence.accept_length(counts))
+    return compare(times, evidence.accept_length(judged), judged.drafts)
 
 
 def _noted(status: Status, measured: Measurement) -> Status:

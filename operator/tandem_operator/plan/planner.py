@@ -2,10 +2,12 @@
 
     validation   is the pair proven? until then the spec's revision is not wanted
     revision     the hash of what the spec asks to run, with the fingerprints of the validated files
+    retry        asked for? then evidence begins anew
     guard        has the revision that serves collapsed? then it is quarantined
     commands     what a person asked for by hand
     goal         which revision should serve: the wanted one, or, if that is quarantined, an earlier one
     advance      move one canary a step towards being stable, or take it back
+    evidence     what is kept of it; of what is quarantined by now, nothing
     counts       replicas of every revision, within surge and unavailability
     speculation  what each ready worker should do; commands for those that do otherwise
     status       conditions, figures, events
@@ -19,7 +21,7 @@ from tandem_operator.api import Status
 from tandem_operator.api.recipe import Recipe
 from tandem_operator.api.rollout import OnCollapse
 from tandem_operator.api.status import Command, Outcome
-from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation
+from tandem_operator.plan import children, commands, fleet, guard, rollout, summary, traffic, validation, windows
 from tandem_operator.plan.analysis.figures import acceptance
 from tandem_operator.plan.clock import with_right_times
 from tandem_operator.plan.conditions import Seen, kstatus, merge
@@ -59,12 +61,12 @@ def plan(context: Context) -> Plan:
         notes.seen.append(Seen("Progressing", "False", "ConfigMissing", asked.problem))
         notes.wakes.append(CONFIG_AGAIN_SECONDS)
     if commands.unanswered(context, status, Command.RETRY):
-        status = guard.unread_since_retry(context, status)
+        status = windows.all_begun_anew(context, status)
     status = _guard_stable(context, status, notes)
     status = commands.carry_out(context, status, wanted, notes)
     target = rollout.goal(context, status, wanted)
     status = rollout.advance(context, status, target, wanted, notes)
-    status = guard.keep_windows(status, status.stable_revision, status.canary_revision)
+    status = windows.kept(context, status)
     recipes = {h.revision: _with_image(h.recipe, context) for h in context.observed.history}
     recipes |= {wanted: _with_image(recipe, context)} if recipe else {}
     counts = fleet.counts(context, status)
@@ -103,17 +105,17 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     if verdict is None:
         return status
     if window.counts.drafts >= context.observed.resource.spec.rollout.analysis.minimum_drafts:
-        shown = acceptance(window, guard.speed_of(context, stable))
+        shown = acceptance(window, guard.speed_of(context, window))
         status = status.model_copy(update={"acceptance": shown})
     if verdict.outcome == Outcome.HEALTHY:
-        return guard.next_window(context, status, window)
+        return windows.next_window(context, status, window)
     if not verdict.outcome.bad:
         return status
     limits = context.observed.resource.spec.guard
     if limits.dry_run or limits.on_collapse == OnCollapse.ALERT:
         why = "guard.dryRun is on" if limits.dry_run else "guard.onCollapse is Alert"
         notes.say("Warning", verdict.outcome, f"Revision {stable}: {verdict.message}; {why}")
-        return guard.judged_anew(context, status, stable)
+        return windows.judged_anew(context, status, stable)
     return quarantine(context, status, stable, verdict.reason, verdict.message, notes)
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from tandem_operator.api import Status
 from tandem_operator.api.rollout import Analysis, OnCollapse, OnInconclusive, Step
 from tandem_operator.api.status import Measurement, Outcome, Progress
-from tandem_operator.plan import guard
+from tandem_operator.plan import guard, windows
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
@@ -38,7 +38,7 @@ def at_step(context: Context, status: Status, target: str, notes: Notes) -> Stat
         message = f"what it shows counts from {judged_from:%H:%M:%S} UTC on (rollout.analysis.initialDelaySeconds)"
         notes.seen.append(_at_weight(context, status, target, message))
         return guard.warm_up(context, status, target)
-    before = guard.window_of(context, status, target)
+    before = windows.window_of(context, status, target)
     status, window, verdict = guard.look_at_canary(context, status, target)
     notes.wakes.append(_analysis(context).interval_seconds)
     if verdict is None and (known := _alerted(context, status, target)):
@@ -70,7 +70,7 @@ def next_step(context: Context, status: Status, target: str, why: str, notes: No
     step = len(steps) if last else progress.step + 1
     weight = steps[step].weight if step < len(steps) else 100
     notes.say("Normal", "CanaryAdvanced", f"Canary {target} goes to weight {weight}: {why}")
-    status = guard.next_window(context, status, guard.window_of(context, status, target))
+    status = windows.next_window(context, status, windows.window_of(context, status, target))
     begun = Progress(step=step, step_started_at=context.now, started_at=progress.started_at)
     return status.model_copy(update={"weight": weight, "progress": begun})
 
@@ -105,7 +105,7 @@ def _bad(context: Context, status: Status, target: str, verdict: Measurement, no
 
 def _judged(context: Context, status: Status, target: str) -> Status:
     """The step has its verdict; what comes now is looked at on its own."""
-    status = guard.next_window(context, status, guard.window_of(context, status, target))
+    status = windows.next_window(context, status, windows.window_of(context, status, target))
     return status.model_copy(update={"progress": _progress(status).model_copy(update={"passed": True})})
 
 

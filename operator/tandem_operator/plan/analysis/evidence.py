@@ -70,6 +70,7 @@ def sample(window: Window, readings: Iterable[Reading], now: datetime) -> tuple[
     update = {
         "counts": plus(window.counts, added),
         "total": plus(window.total, added),
+        "judged": tally_plus(window.judged, added),
         "barren": _barren(window.barren, added),
         "pods": list(last.values()),
         "sampled_at": now,
@@ -99,10 +100,10 @@ def fresh(window: Window, now: datetime, beside: Counts | None = None) -> Window
     return window.model_copy(update={"started_at": now, "sampled_at": now, "counts": Counts(), "beside_from": beside})
 
 
-def restart(window: Window, now: datetime) -> Window:
+def restart(window: Window, now: datetime, beside: Counts | None = None) -> Window:
     """As `fresh`, for a revision that is judged anew: what was held against it is forgotten."""
-    update = {"barren": Tally(), "below_floor": Score(), "below_baseline": Score()}
-    return fresh(window, now).model_copy(update=update)
+    update = {"judged": Tally(), "barren": Tally(), "below_floor": Score(), "below_baseline": Score()}
+    return fresh(window, now, beside).model_copy(update=update)
 
 
 def forget(window: Window, alive: frozenset[str]) -> Window:

@@ -8,7 +8,9 @@ size at which both kinds of step were timed:
     speedup = sum of that over batch sizes / sum of rounds * (seconds of verify + seconds of draft)
 
 A round of a full engine is never compared with a plain step of an idle one. Times are those of the pods' whole lives:
-this needs no state, and plain and speculative steps alternate, so whatever slows the machine slows both.
+this needs no state, and plain and speculative steps alternate, so whatever slows the machine slows both. They say
+nothing of acceptance. The accept length is that of what the revision is judged by: what its workers drafted before a
+retry is no part of it.
 
 Only sums are known, no spread. The error of a mean of n steps is taken as SPREAD / sqrt(n), on the safe side for step
 times at one batch size, and ERRORS of them must lie between the measured speedup and the smallest one that is allowed.
@@ -31,19 +33,25 @@ class Speed(NamedTuple):
     speedup: float
     rounds: int
     plain_steps: int
+    drafts: int  # of which the accept length is
+
+    @property
+    def _known_rounds(self) -> int:
+        """Timed, and of known acceptance: soon after a retry few are, however long the workers have run."""
+        return min(self.rounds, self.drafts)
 
     @property
     def surely_below(self) -> float:
         """The speedup is less than this, as far as the number of steps allows to say."""
-        return self.speedup * exp(ERRORS * SPREAD * sqrt(1 / self.rounds + 1 / self.plain_steps))
+        return self.speedup * exp(ERRORS * SPREAD * sqrt(1 / self._known_rounds + 1 / self.plain_steps))
 
     @property
     def enough(self) -> bool:
-        return self.rounds >= ENOUGH_ROUNDS and self.plain_steps >= ENOUGH_PLAIN_STEPS
+        return self._known_rounds >= ENOUGH_ROUNDS and self.plain_steps >= ENOUGH_PLAIN_STEPS
 
 
-def compare(times: Iterable[StepTimes], accept_length: float) -> Speed | None:
-    """None without a batch size at which draft, verify and plain steps were timed."""
+def compare(times: Iterable[StepTimes], accept_length: float, drafts: int) -> Speed | None:
+    """`accept_length` over `drafts`. None without a batch size at which draft, verify and plain steps were timed."""
     sums: dict[tuple[str, int], tuple[int, float]] = {}
     for phase, batch, steps, seconds in times:
         counted, spent = sums.get((phase, batch), (0, 0.0))
@@ -58,7 +66,7 @@ def compare(times: Iterable[StepTimes], accept_length: float) -> Speed | None:
         without += verify[0] * accept_length * plain[1] / plain[0]
         rounds += verify[0]
         plain_steps += plain[0]
-    return Speed(without / with_it, rounds, plain_steps) if with_it > 0 and without > 0 else None
+    return Speed(without / with_it, rounds, plain_steps, drafts) if with_it > 0 and without > 0 else None
 
 
 def too_slow(speed: Speed | None, min_speedup: float) -> bool:
