@@ -1,4 +1,5 @@
-"""The plan keeps its promises over twenty thousand random steps. `python -m model.soak` does the same for longer."""
+"""The plan keeps its promises over twenty thousand random steps, the same ones each time, so that what fails here was
+broken by a change. `python -m model.soak` goes on with others."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ SETTINGS = settings(
     max_examples=260,
     stateful_step_count=STEPS_OF_ONE,
     deadline=None,
+    derandomize=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes: `model.soak --shrink` does it
+    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes: `model.soak --shrink` does it
 )
 
 

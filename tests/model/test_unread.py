@@ -12,6 +12,7 @@ import pytest
 
 from model.cluster import Cluster, Timed
 from tandem_operator import names
+from tandem_worker.contract import SelfTestOutcome
 from unit.world import DEAD, HEALTHY, Life, spec
 
 INTERVALS = 2  # after a retry, until what is drafted badly then is found: the first reading is where evidence begins
@@ -375,3 +376,44 @@ def test_a_worker_that_started_after_a_retry_counts_from_its_first_draft() -> No
     passes(cluster, 1)
     after = next(window.total for window in cluster.status.windows if window.revision == revision)
     assert after.drafts - before.drafts == 3 * 6 * 30
+
+
+NO_LIFE = Life(self_test=SelfTestOutcome.NO_LIFE)
+
+
+def workers_without_life_are_seen_only_after_a_retry(cluster: Cluster, life: Life) -> None:
+    """They start, and are ready and not heard until somebody has asked for a retry. `life`: of who starts later."""
+    cluster.lives["a"] = NO_LIFE
+    for uid in list(cluster.pods):
+        cluster.remove_pod(uid)
+    while not cluster.pods:
+        cluster.one_pass(1)
+    cluster.deaf = set(cluster.pods)
+    passes(cluster, 3)
+    ask_for_a_retry(cluster)
+    cluster.lives["a"] = life
+    cluster.one_pass(1)
+    cluster.deaf = set()
+    passes(cluster, 8)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_self_test_that_failed_before_a_retry_and_is_seen_after_it_is_done_again(replicas: int) -> None:
+    cluster = served_by(replicas)
+    workers_without_life_are_seen_only_after_a_retry(cluster, Life())
+    assert cluster.condition("RolledBack")[0] == "False"
+    assert (cluster.speculating(), cluster.status.unread) == ({True}, [])
+
+
+def test_a_self_test_that_fails_again_after_a_retry_is_believed() -> None:
+    cluster = served_by(1)
+    workers_without_life_are_seen_only_after_a_retry(cluster, NO_LIFE)
+    assert cluster.condition("SpeculationActive")[:2] == ("False", "SelfTestFailed")
+    assert cluster.speculating() == {False}
+
+
+def test_the_self_test_of_a_first_install_is_done_again_when_it_was_not_seen_before_a_retry() -> None:
+    cluster = Timed(spec("a"), requests_per_step=40)
+    workers_without_life_are_seen_only_after_a_retry(cluster, Life())
+    assert cluster.condition("RolledBack")[0] == "False"
+    assert (cluster.speculating(), cluster.serving()) == ({True}, {"a": 1})

@@ -23,6 +23,7 @@ from tandem_operator.plan.conditions import count
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context, Pod
 from tandem_operator.plan.quarantine import retry_of_workers
+from tandem_operator.plan.validation import retry_of
 from tandem_operator.plan.windows import begun_anew, total_beside, window_of, with_window
 from tandem_worker.contract import SELF_TEST_DRAFTS, SelfTestOutcome
 
@@ -191,15 +192,20 @@ def _noted(status: Status, measured: Measurement) -> Status:
 class Refused(NamedTuple):
     reason: str
     message: str
+    before_retry: bool  # by a worker that was there when the present retry was asked for
 
 
-def refused_at_start(context: Context, revision: str, retry: str) -> Refused | None:
+def refused_at_start(context: Context, status: Status, revision: str) -> Refused | None:
     """What a ready worker of the revision says against it, before any evidence.
 
-    Workers that were started before the present `retry`, or without their drafter, are about to be replaced or have
-    been; what they saw is known.
+    Workers that were started before the present retry, or without their drafter, are about to be replaced or have
+    been; what they saw is known. Those of a revision that never was in quarantine are not replaced by a retry.
     """
-    recipe = context.observed.recipe(revision)
+    recipe, retry = context.observed.recipe(revision), retry_of_workers(context, status, revision)
+
+    def before_retry(pod: Pod) -> bool:
+        return pod.uid in status.unread and pod.retry != retry_of(context.observed.resource)
+
     for pod in context.observed.of(revision):
         worker = context.observed.worker(pod)
         if not pod.ready or pod.retry != retry or pod.target_alone:
@@ -210,13 +216,13 @@ def refused_at_start(context: Context, revision: str, retry: str) -> Refused | N
                 f"self-test of {pod.name}: none of {drafts} drafts was accepted; the drafter does not predict this "
                 "target as this engine wires it"
             )
-            return Refused("SelfTestFailed", message)
+            return Refused("SelfTestFailed", message, before_retry(pod))
         if recipe and worker.version and not same_version(worker.version, recipe.engine.version or ""):
             message = (
                 f"{pod.name} runs {recipe.engine.type} {worker.version}, and the pair was validated for "
                 f"{recipe.engine.version}: set engine.version to what the image holds"
             )
-            return Refused("EngineVersionDiffers", message)
+            return Refused("EngineVersionDiffers", message, before_retry(pod))
     return None
 
 

@@ -27,7 +27,7 @@ from tandem_operator.plan.clock import with_right_times
 from tandem_operator.plan.conditions import Seen, kstatus, merge
 from tandem_operator.plan.decision import Notes, Plan
 from tandem_operator.plan.observed import Context
-from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers
+from tandem_operator.plan.quarantine import blocked, quarantine, quarantined_before_retry
 from tandem_operator.plan.recovery import with_stable
 from tandem_operator.plan.wanted import wanted as what_is_wanted
 
@@ -99,7 +99,9 @@ def _guard_stable(context: Context, status: Status, notes: Notes) -> Status:
     notes.wakes.append(context.observed.resource.spec.rollout.analysis.interval_seconds)
     if blocked(context, status, stable):  # switched off; when it is let on again, judge what comes then
         return guard.sample_only(context, status, stable)
-    if refused := guard.refused_at_start(context, stable, retry_of_workers(context, status, stable)):
+    if refused := guard.refused_at_start(context, status, stable):
+        if refused.before_retry:
+            return quarantined_before_retry(context, status, stable, refused.reason, refused.message)
         return quarantine(context, status, stable, refused.reason, refused.message, notes)
     status, window, verdict = guard.look_at_stable(context, status, stable)
     if verdict is None:

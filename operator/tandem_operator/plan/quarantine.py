@@ -39,5 +39,12 @@ def quarantine(
     return without_canary(status) if revision == status.canary_revision else status
 
 
+def quarantined_before_retry(context: Context, status: Status, revision: str, reason: str, message: str) -> Status:
+    """Had this been seen in time, the retry would have ended the quarantine. So nothing is taken back, and workers are
+    started anew (`retry_of_workers`)."""
+    entry = Quarantine(revision=revision, reason=reason, message=message, at=context.now, spec="")
+    return status.model_copy(update={"quarantined": [*status.quarantined, entry][-KEPT:]})
+
+
 def without_canary(status: Status) -> Status:
     return status.model_copy(update={"canary_revision": "", "weight": 0, "progress": None})

@@ -22,7 +22,7 @@ from tandem_operator.plan import guard, traffic
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.decision import Notes
 from tandem_operator.plan.observed import Context
-from tandem_operator.plan.quarantine import blocked, quarantine, retry_of_workers, without_canary
+from tandem_operator.plan.quarantine import blocked, quarantine, quarantined_before_retry, without_canary
 from tandem_operator.plan.revisions import deadline_seconds
 from tandem_operator.plan.scale import shares
 from tandem_operator.plan.steps import at_step
@@ -141,9 +141,11 @@ def _returns(context: Context, status: Status, target: str) -> bool:
 
 
 def _self_test_verdict(context: Context, status: Status, target: str, notes: Notes) -> Status | None:
-    refused = guard.refused_at_start(context, target, retry_of_workers(context, status, target))
+    refused = guard.refused_at_start(context, status, target)
     if not refused or blocked(context, status, target):
         return None
+    if refused.before_retry:
+        return quarantined_before_retry(context, status, target, refused.reason, refused.message)
     status = quarantine(context, status, target, refused.reason, refused.message, notes)
     if status.stable_revision:
         notes.seen.append(Seen("CanaryHealthy", "False", refused.reason, refused.message))
