@@ -159,7 +159,8 @@ class Measurement(ApiModel):
 
 
 class Quarantine(ApiModel):
-    """A revision that is not run again while `spec` (a hash of it and of the retry annotation) stays as it is.
+    """A revision that is not run again while `spec` (a hash of it and of the retry annotation) stays as it is. An empty
+    one: what was found is of before a retry, which would have ended this.
 
     `instead`: the revision that a person chose to serve in its place.
     """
