@@ -6,8 +6,8 @@ Writes checkpoints of random weights (bf16 at the shapes of Llama-3.1-8B and Lla
 text model with INT4 experts, also half as wide with a quarter of them) to --folder, which must be on the disk that is
 to be measured, and removes them. With --write-only it does no more than write them: a later run takes them and leaves
 them there. Each is streamed twice: with its files dropped from the page cache (cold), and with all of them in it (warm;
-not with --cold). Beside it stands what the disk gives to plain threads that read the same
-bytes into a buffer and do nothing else; of several numbers of threads the fastest.
+not with --cold). Beside it stands what the disk gives to plain threads that read the same bytes into a buffer and do
+nothing else; of several numbers of threads the fastest.
 
 Activations are what one layer's forward needs beside its weights, measured with that layer alone. Then the target's
 head is applied, which belongs to its pass, and a random drafter is measured on the states under every wiring that the

@@ -266,15 +266,19 @@ def test_evidence_begins_anew_though_the_operator_dies_in_the_pass_that_sees_the
     all_is_well(cluster)
 
 
+def canary_is_not_read(cluster: Cluster, looks: int) -> None:
+    for _ in range(looks):
+        passes(cluster, 1)
+        cluster.deaf = {uid for uid, pod in cluster.pods.items() if pod.revision != cluster.status.stable_revision}
+
+
 @pytest.mark.parametrize("looks", [0, 2, 4, 8])
 def test_a_canary_is_not_taken_back_for_what_it_drafted_unread_before_a_retry(looks: int) -> None:
     """Whether or not its weight is in force, and a window of it kept, when the retry is asked for."""
     cluster = served_by(3)
     cluster.edit(spec("b", replicas=3))
     cluster.lives["b"] = Life(rate=DEAD)
-    for _ in range(2 + looks):
-        passes(cluster, 1)
-        cluster.deaf = {uid for uid, pod in cluster.pods.items() if pod.revision != cluster.status.stable_revision}
+    canary_is_not_read(cluster, 2 + looks)
     assert cluster.deaf
     cluster.lives["b"] = Life()
     cluster.annotate(names.RETRY, "again")
@@ -290,9 +294,7 @@ def test_a_canary_is_not_taken_back_for_what_it_drafted_unread_before_its_initia
     analysis = {"intervalSeconds": 10, "initialDelaySeconds": 60}
     cluster.edit(spec("b", replicas=3, rollout={"steps": [{"weight": 50}], "analysis": analysis}))
     cluster.lives["b"] = Life(rate=DEAD)
-    for _ in range(6):
-        passes(cluster, 1)
-        cluster.deaf = {uid for uid, pod in cluster.pods.items() if pod.revision != cluster.status.stable_revision}
+    canary_is_not_read(cluster, 6)
     cluster.lives["b"] = Life()
     passes(cluster, 4)
     progress = cluster.status.progress
@@ -417,3 +419,16 @@ def test_the_self_test_of_a_first_install_is_done_again_when_it_was_not_seen_bef
     workers_without_life_are_seen_only_after_a_retry(cluster, Life())
     assert cluster.condition("RolledBack")[0] == "False"
     assert (cluster.speculating(), cluster.serving()) == ({True}, {"a": 1})
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+def test_a_retry_of_long_ago_excuses_no_canary(delay: int) -> None:
+    cluster = served_by(3)
+    cluster.annotate(names.RETRY, "long ago")
+    passes(cluster, 4)
+    analysis = {"intervalSeconds": 10, "initialDelaySeconds": delay}
+    cluster.lives["b"] = NO_LIFE
+    cluster.edit(spec("b", replicas=3, rollout={"steps": [{"weight": 50}], "analysis": analysis}))
+    passes(cluster, 8)
+    assert [(q.reason, bool(q.spec)) for q in cluster.status.quarantined] == [("SelfTestFailed", True)]
+    assert cluster.serving() == {"a": 3}

@@ -33,17 +33,21 @@ def quarantine(
     entry = Quarantine(
         revision=revision, reason=reason, message=message, at=context.now, spec=context.spec_hash, instead=instead
     )
-    others = [q for q in status.quarantined if (q.revision, q.spec) != (entry.revision, entry.spec)]
     notes.say("Warning", "Quarantined", f"Revision {revision} quarantined ({reason}): {message}")
-    status = status.model_copy(update={"quarantined": [*others, entry][-KEPT:]})
+    status = _with_entry(status, entry)
     return without_canary(status) if revision == status.canary_revision else status
 
 
 def quarantined_before_retry(context: Context, status: Status, revision: str, reason: str, message: str) -> Status:
     """Had this been seen in time, the retry would have ended the quarantine. So nothing is taken back, and workers are
     started anew (`retry_of_workers`)."""
-    entry = Quarantine(revision=revision, reason=reason, message=message, at=context.now, spec="")
-    return status.model_copy(update={"quarantined": [*status.quarantined, entry][-KEPT:]})
+    return _with_entry(status, Quarantine(revision=revision, reason=reason, message=message, at=context.now, spec=""))
+
+
+def _with_entry(status: Status, entry: Quarantine) -> Status:
+    """The newest of a revision and spec is kept, and of all the last few."""
+    others = [q for q in status.quarantined if (q.revision, q.spec) != (entry.revision, entry.spec)]
+    return status.model_copy(update={"quarantined": [*others, entry][-KEPT:]})
 
 
 def without_canary(status: Status) -> Status:
