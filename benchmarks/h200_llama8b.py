@@ -1,12 +1,16 @@
 """The builtin engine on one GPU at the shape of Llama-3.1-8B with its EAGLE-3 drafter, beside the card's own ceilings.
 
     python benchmarks/h200_llama8b.py --out benchmarks/results/h200-llama8b.json
-    python benchmarks/h200_llama8b.py --out h200-llama8b-fp8.json --fp8 channel    # not run yet
+    python benchmarks/h200_llama8b.py --out h200-llama8b-fp8.json --fp8 channel
+    python benchmarks/h200_llama8b.py --out h200-llama8b-drawn.json --drawn
 
 Weights are random and made on the device, so times are real and text and acceptance are not: acceptance is forced (see
 `kernels.choice`), to 1.8 of 3, 2.4 of 5 and 2.9 of 7 drafted tokens. Everything goes through the engine's own scheduler
 and loop: B requests at once, prompt 128, 256 new tokens, greedy, again and again for --seconds. A figure is the median
 over rounds in which all B requests decode, seen from the host: from one round's end to the next one's.
+
+--drawn: the same rounds with top-p 0.95. Random weights make logits of all tokens much alike; a temperature of 0.1 makes
+of them what a trained model's are, some of which are far above the rest.
 """
 
 from __future__ import annotations
@@ -96,8 +100,8 @@ def ceilings(engine: Engine) -> dict[str, Any]:
 class Waves:
     """B requests at a time through the engine, and what its rounds took."""
 
-    def __init__(self, engine: Engine, batch: int) -> None:
-        self.engine, self.batch, self.played = engine, batch, list[Played]()
+    def __init__(self, engine: Engine, batch: int, drawn: bool) -> None:
+        self.engine, self.batch, self.drawn, self.played = engine, batch, drawn, list[Played]()
         self.tokens, self.chance = 0, random.Random(1)
         engine.scheduler.max_batch = batch
         assert engine.rounds
@@ -116,7 +120,9 @@ class Waves:
         while time.perf_counter() - started < seconds:
             for _ in range(self.batch):
                 prompt = tuple(self.chance.randrange(128000) for _ in range(PROMPT))
-                self.engine.submit(Request(prompt, Sampling(NEW), self._listen))
+                seed = self.chance.getrandbits(32)
+                sampling = Sampling(NEW, 0.1, 0.95, seed) if self.drawn else Sampling(NEW)
+                self.engine.submit(Request(prompt, sampling, self._listen))
             while not self.engine.idle:
                 self.engine.step()
         torch.cuda.synchronize()
@@ -126,15 +132,15 @@ class Waves:
         self.tokens += len(tokens)
 
 
-def measure(engine: Engine, batch: int, drafts: int, seconds: float) -> dict[str, Any]:
+def measure(engine: Engine, batch: int, drafts: int, seconds: float, drawn: bool) -> dict[str, Any]:
     assert engine.rounds
     engine.switch(drafts > 0)
     pattern = FORCED_PATTERN.get(drafts, [-1])
     engine.rounds.forced.copy_(torch.tensor((pattern * FORCED)[:FORCED], dtype=torch.int32))
-    Waves(engine, batch).run(0.1)
+    Waves(engine, batch, drawn).run(0.1)
     gc.collect()
     gc.freeze()  # as `Engine.prepare` does
-    waves = Waves(engine, batch)
+    waves = Waves(engine, batch, drawn)
     wall = waves.run(seconds)
     steady = waves.played[len(waves.played) // 10 :]
     times = sorted(played.seconds * 1000 for played in steady)
@@ -228,6 +234,7 @@ def main() -> None:
     parser.add_argument("--drafts", default="3,5,7")
     parser.add_argument("--commit", default="")
     parser.add_argument("--fp8", choices=("channel", "block"), help="round the layers' weights, which stay so")
+    parser.add_argument("--drawn", action="store_true", help="sampled requests, and nothing but their rounds")
     options = parser.parse_args()
     torch.manual_seed(0)
     started = time.perf_counter()
@@ -238,7 +245,8 @@ def main() -> None:
         "card": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "command": f"python benchmarks/h200_llama8b.py --out {options.out.name} --seconds {options.seconds:g}"
-        + (f" --fp8 {options.fp8}" if options.fp8 else ""),
+        + (f" --fp8 {options.fp8}" if options.fp8 else "")
+        + (" --drawn" if options.drawn else ""),
         "commit": options.commit,
     }
     rows: list[dict[str, Any]] = []
@@ -249,14 +257,15 @@ def main() -> None:
         if not rows:
             report["seconds_to_engine"] = time.perf_counter() - started  # weights are made, not read
             report["weights"] = f"FP8 by {options.fp8}" if options.fp8 else "bfloat16"
-            if not options.fp8:
+            if not options.fp8 and not options.drawn:
                 report["ceilings"] = ceilings(engine)
                 print(json.dumps(report["ceilings"]), flush=True)
-            rows += [measure(engine, batch, 0, options.seconds) for batch in BATCHES]
-            report["prefill"] = {"rows": 2048, **prefill(engine, 2048)}
-            print(json.dumps(report["prefill"]), flush=True)
-        rows += [measure(engine, batch, drafts, options.seconds) for batch in BATCHES]
-        if "draft_token_ms" not in report:
+            rows += [measure(engine, batch, 0, options.seconds, options.drawn) for batch in BATCHES]
+            if not options.drawn:
+                report["prefill"] = {"rows": 2048, **prefill(engine, 2048)}
+                print(json.dumps(report["prefill"]), flush=True)
+        rows += [measure(engine, batch, drafts, options.seconds, options.drawn) for batch in BATCHES]
+        if "draft_token_ms" not in report and not options.drawn:
             report["draft_token_ms"] = {batch: draft_token(engine, batch) for batch in BATCHES}
             print(json.dumps(report["draft_token_ms"]), flush=True)
         del engine

@@ -1,6 +1,6 @@
 """From the rows of a step to tokens, with the host in between: what requests ask for becomes the tensors of `sampling`.
 
-`drawing` does the same for rounds, which the host does not interrupt.
+`drawing` does the same on a GPU.
 
 Shapes: M rows, V tokens.
 """
@@ -22,6 +22,9 @@ from tandem_worker.engine.scheduler import Work
 BROKEN = -1
 """Instead of a token where logits are not finite."""
 
+TOLD_AT_ONCE = 8
+"""Rows whose log probabilities are computed together; each takes 24 bytes for a token of the vocabulary."""
+
 
 class Row(NamedTuple):
     """A row of logits that decides the token behind a request's tokens and some drafted ones."""
@@ -32,6 +35,10 @@ class Row(NamedTuple):
     @property
     def sampling(self) -> Sampling:
         return self.request.sampling
+
+    @property
+    def tells(self) -> bool:
+        return self.sampling.logprobs is not None
 
     @property
     def position(self) -> int:
@@ -57,21 +64,26 @@ def by_work(works: Sequence[Work], choices: Sequence[Choice]) -> list[list[Choic
     return [[next(left) for _ in range(len(work.proposals) + 1)] if work.decides else [] for work in works]
 
 
-def choose(logits: Tensor, rows: Sequence[Row], greedy: Tensor | None = None) -> list[Choice]:
-    """The target's tokens. logits [M, V] float32; greedy [M]: the most probable tokens, where they are known already,
-    BROKEN where there is none."""
-    if greedy is None:
-        finite = logits.sum(-1).isfinite()
-        greedy = torch.where(finite, logits.argmax(-1), BROKEN)
-    tokens: list[int] = greedy.tolist()
+def choose(logits: Tensor, rows: Sequence[Row]) -> list[Choice]:
+    """The target's tokens. logits [M, V] float32."""
+    finite = logits.sum(-1).isfinite()
+    tokens: list[int] = torch.where(finite, logits.argmax(-1), BROKEN).tolist()
     drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy and tokens[i] != BROKEN]
     if drawn:
         for i, token in zip(drawn, _draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
             tokens[i] = token
-    return [
-        Choice(token, None if row.sampling.logprobs is None or token == BROKEN else _logprob(logits[i], row, token))
-        for i, (row, token) in enumerate(zip(rows, tokens, strict=True))
-    ]
+    return with_logprobs(logits, rows, tokens)
+
+
+def with_logprobs(logits: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[Choice]:
+    """The chosen tokens, with log probabilities where they were asked for. logits [M, V]."""
+    asked = [i for i, (row, token) in enumerate(zip(rows, tokens, strict=True)) if row.tells and token != BROKEN]
+    found: dict[int, Logprob] = {}
+    for start in range(0, len(asked), TOLD_AT_ONCE):
+        some = asked[start : start + TOLD_AT_ONCE]
+        told = _logprobs(logits, some, [tokens[i] for i in some], [rows[i].sampling.logprobs or 0 for i in some])
+        found |= zip(some, told, strict=True)
+    return [Choice(token, found.get(i)) for i, token in enumerate(tokens)]
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -99,8 +111,15 @@ def _changes(rows: Sequence[Row], vocab: int, device: torch.device) -> Changes:
     return Changes(*(torch.from_numpy(x).to(device) for x in (bias, generated, prompt)))
 
 
-def _logprob(logits: Tensor, row: Row, token: int) -> Logprob:
-    """By the model itself: before bias, penalties, temperature and cuts. logits [V]."""
-    logs = logits.double().log_softmax(-1)
-    top = logs.topk(row.sampling.logprobs or 0)
-    return Logprob(token, logs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], counts: list[int]) -> list[Logprob]:
+    """By the model itself: before bias, penalties, temperature and cuts. Of at most TOLD_AT_ONCE rows, and always in
+    tensors for so many: memory of one size is used again and again."""
+    filled = [*rows, *[rows[0]] * (TOLD_AT_ONCE - len(rows))]
+    chosen = torch.tensor([*tokens, *[tokens[0]] * (TOLD_AT_ONCE - len(rows))], device=logits.device)[:, None]
+    logs = logits[filled].double().log_softmax(-1)
+    top = logs.topk(max(counts))
+    values = torch.cat([logs.gather(-1, chosen), top.values], -1).tolist()
+    return [
+        Logprob(token, value, tuple(zip(ids[:count], most[:count], strict=True)))
+        for token, count, (value, *most), ids in zip(tokens, counts, values, top.indices.tolist(), strict=False)
+    ]

@@ -1,82 +1,73 @@
-"""What the requests of rounds sample with, kept on the device, and how it changes what a round decides.
+"""What requests sample with, kept on the device for `kernels.draw`, which takes the place of the most probable tokens
+with what is drawn, so that everything behind it is the same. Greedy requests keep theirs.
 
-A round whose requests are all greedy knows nothing of this. In any other, the target's tokens are drawn by
-`sampling.choose` behind the kernels that find the most probable ones, and take their place, so everything that follows
-is the same. Greedy requests in such a round keep the kernels' tokens.
+A round whose requests are all greedy knows nothing of this.
 
-Shapes: B requests, T = K + 1 rows each, V tokens.
+Shapes: B requests, M rows, V tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tandem_worker.engine.philox import halves
 from tandem_worker.engine.request import Request, Sampling
-from tandem_worker.engine.sampling import Changes, Settings, choose
+from tandem_worker.kernels.draw import ALONE, BIASED, DRAWS, PENALISES, REALS, draw, scratch_for
 
 if TYPE_CHECKING:
     from tandem_worker.engine.round_state import State
     from tandem_worker.kernels.choice import Best
-
-ROWS_AT_ONCE = 32
-"""Rows are drawn from in portions: in between, each takes some 50 bytes for a token of the vocabulary."""
 
 NOBODY = Sampling(max_tokens=0)
 
 
 class Drawing:
     def __init__(self, batch: int, vocab: int, device: torch.device) -> None:
-        self.settings = Settings.of([NOBODY] * batch, vocab, device)
+        self.vocab, self.device = vocab, device
+        self.reals = torch.zeros(batch, len(REALS), dtype=torch.float64, device=device)
+        self.wholes = torch.zeros(batch, 4, dtype=torch.int64, device=device)
         self.bias = torch.zeros(batch, vocab, device=device)
         self.generated = torch.zeros(batch, vocab, dtype=torch.int32, device=device)
         self.prompt = torch.zeros(batch, vocab, dtype=torch.bool, device=device)
-        self.greedy = torch.ones(batch, dtype=torch.bool, device=device)
-        self.alone = torch.zeros(batch, dtype=torch.bool, device=device)  # takes no drafts
-        self.vocab, self.device = vocab, device
+        self._alone = torch.zeros(batch, dtype=torch.bool, device=device)  # takes no drafts
+        self._scratch = scratch_for(vocab, device)
 
     def write(self, requests: Sequence[Request], rows: int) -> None:
-        """The first `rows` rows, of which the last ones may be nobody's. Only while no round is in flight."""
+        """The first `rows` requests, of which the last ones may be nobody's. Only while no round is in flight."""
         samplings = [request.sampling for request in requests] + [NOBODY] * (rows - len(requests))
-        for kept, new in zip(self.settings, Settings.of(samplings, self.vocab, self.device), strict=True):
-            kept[:rows] = new
-        self.greedy[:rows] = self._tensor([one.greedy for one in samplings])
-        self.alone[:rows] = self._tensor([not one.speculate for one in samplings])
+        wholes = [self._wholes(one) for one in samplings]
+        self.reals[:rows] = self._there([[getattr(one, name) for name in REALS] for one in samplings], np.float64)
+        self.wholes[:rows] = self._there(wholes, np.int64)
+        self._alone[:rows] = self._there([flags & ALONE != 0 for *_, flags in wholes], np.bool_)
         for kept in (self.bias, self.generated, self.prompt):
             kept[:rows].zero_()
-        for row, request in enumerate(requests):
-            if bias := request.sampling.logit_bias:
-                tokens, values = zip(*bias, strict=True)
-                self.bias[row, self._tensor(tokens)] = self._tensor(values)
-            if request.sampling.penalises:
-                generated = self._tensor(request.tokens[len(request.prompt) :]).long()
-                self.generated[row].scatter_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
-                self.prompt[row, self._tensor(request.prompt)] = True
+        biases = [(row, *pair) for row, request in enumerate(requests) for pair in request.sampling.logit_bias]
+        if biases:
+            owners, tokens, values = (np.asarray(some) for some in zip(*biases, strict=True))
+            self.bias.view(-1)[self._there(owners * self.vocab + tokens, np.int64)] = self._there(values, np.float32)
+        penalised = [(row, request) for row, request in enumerate(requests) if request.sampling.penalises]
+        if penalised:
+            self.prompt.view(-1)[self._places_of((row, one.prompt) for row, one in penalised)] = True
+            places = self._places_of((row, one.tokens[len(one.prompt) :]) for row, one in penalised)
+            self.generated.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
 
-    def decide(self, logits: Tensor, best: Best, state: State) -> None:
-        """Puts what is drawn into `best`, as the only candidate of its row. logits [B * T, V]."""
+    def draw(
+        self, logits: Tensor, best: Best, rows: int, owners: Tensor, nths: Tensor, tokens: Tensor, lengths: Tensor
+    ) -> None:
+        """Puts what is drawn into `best`. logits [M, V]; the rest as in `kernels.draw`."""
+        changes = (self.bias, self.generated, self.prompt)
+        draw(logits, best, rows, owners, nths, tokens, lengths, self.reals, self.wholes, changes, self._scratch)
+
+    def refuse(self, state: State) -> None:
+        """Drafts that are not wanted become wrong ones."""
         batch, t = state.tokens.shape
-        rows = torch.arange(batch * t, device=self.device)
-        drawn = torch.cat([self._draw(logits, portion, state) for portion in rows.split(ROWS_AT_ONCE)])
-        probable = best.most_probable(batch * t)  # negative where logits are broken
-        chosen = torch.where(self.greedy[rows // t] | (probable < 0), probable, drawn.int())
-        best.replace(chosen)
-        if t > 1:  # a draft that is not wanted becomes one that is wrong
-            wrong = (chosen.view(batch, t)[:, 0] + 1) % self.vocab
-            state.tokens[:, 1] = torch.where(self.alone[:batch], wrong, state.tokens[:, 1])
-
-    def _draw(self, logits: Tensor, rows: Tensor, state: State) -> Tensor:
-        t = state.tokens.shape[1]
-        owners, nth = rows // t, rows % t
-        drafted = state.tokens[owners, 1:].long()  # [rows, K], of which a row's text holds the first `nth`
-        held = torch.arange(t - 1, device=self.device) < nth[:, None]
-        generated = self.generated[owners].scatter_add_(1, drafted, held.int())
-        changes = Changes(self.bias[owners], generated, self.prompt[owners])
-        positions = state.lengths[owners].long() + 1 + nth
-        return choose(logits[rows], self.settings.rows(owners), positions, changes, cut=True)
+        if t > 1:
+            state.tokens[:, 1].masked_fill_(self._alone[:batch], -1)
 
     def count(self, state: State) -> None:
         """After acceptance: what was generated in this round."""
@@ -84,5 +75,16 @@ class Drawing:
         kept = torch.arange(t, device=self.device) <= state.result[:, :1]
         self.generated[:batch].scatter_add_(1, state.chosen.long(), kept.int())
 
-    def _tensor(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, device=self.device)
+    def _wholes(self, sampling: Sampling) -> tuple[int, int, int, int]:
+        flags = 0 if sampling.greedy else DRAWS
+        flags |= (BIASED if sampling.logit_bias else 0) | (PENALISES if sampling.penalises else 0)
+        flags |= 0 if sampling.speculate else ALONE
+        return min(sampling.top_k or self.vocab, self.vocab), *halves(sampling.seed), flags
+
+    def _places_of(self, texts: Iterable[tuple[int, Sequence[int]]]) -> Tensor:
+        """Of (request, its tokens), in [B * V]."""
+        places = [row * self.vocab + np.asarray(text, np.int64) for row, text in texts]
+        return self._there(np.concatenate(places), np.int64)
+
+    def _there(self, values: object, dtype: type) -> Tensor:
+        return torch.from_numpy(np.asarray(values, dtype)).to(self.device)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_worker.engine.choosing import Choice, by_work, choose, rows_of
+from tandem_worker.engine.choosing import Choice, Row, by_work, rows_of, with_logprobs
 from tandem_worker.engine.forward import DrafterForward, Space, TargetForward
 from tandem_worker.engine.graphs import Graphs
 from tandem_worker.engine.inputs import Inputs
@@ -95,6 +95,15 @@ class GpuRunner:
         self.placing = self.layout.placing
         self._drafting = Inputs(
             {"following": (rows,), "last": (batch,), "lengths": (batch,), "tables": (batch, self.width)}, device
+        )
+        self._deciding = Inputs(
+            {
+                "owners": (space.head_rows,),
+                "nths": (space.head_rows,),
+                "lengths": (batch,),
+                "tokens": (batch, draft_length + 1),
+            },
+            device,
         )
         self._drafts = torch.zeros(batch, draft_length + 1, dtype=torch.int32, device=device)
         self._each = torch.arange(batch, dtype=torch.int32, device=device)
@@ -173,25 +182,43 @@ class GpuRunner:
             self.graphs.play(step, kernels)
 
     def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[Choice]]:
-        rows = [
+        places = [
             first + work.end - 1 - work.start + i
             for work, first in zip(works, firsts, strict=True)
             if work.decides
             for i in range(len(work.proposals) + 1)
         ]
-        if not rows:
+        if not places:
             return [[] for _ in works]
-        n, block = len(rows), self.target.block
-        torch.index_select(block.normed, 0, self._ints(rows), out=self._decided[:n])
+        n, block, rows = len(places), self.target.block, rows_of(works)
+        torch.index_select(block.normed, 0, self._ints(places), out=self._decided[:n])
         self.target.choose(self._decided, n)
+        drawn, told = (any(asked) for asked in zip(*((not r.sampling.greedy, r.tells) for r in rows), strict=True))
+        logits = self.target.logits(n) if drawn or told else block.logits[:n]  # a rank's own, which nobody reads
+        if drawn:
+            self._draw(logits, rows)
         best = torch.zeros(n, dtype=torch.int32, device=self.device)
         take(self.target.best, n, best)
-        deciding = rows_of(works)
-        read = any(not row.sampling.greedy or row.sampling.logprobs is not None for row in deciding)
-        logits = self.target.logits(n) if read else self.target.block.logits[:n]  # a rank's own, which nobody reads
-        choices = choose(logits.float(), deciding, best)
+        choices = with_logprobs(logits, rows, best.tolist())
         self.ranks.check()
         return by_work(works, choices)
+
+    def _draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """As in a round, whose state is written anew after a step."""
+        self._deciding.clear()
+        requests = list(dict.fromkeys(row.request for row in rows))
+        laid, there, owner_of = self._deciding.host, self._deciding.device, {one: i for i, one in enumerate(requests)}
+        for m, row in enumerate(rows):
+            owner, nth = owner_of[row.request], len(row.drafted)
+            laid["owners"][m], laid["nths"][m] = owner, nth
+            laid["lengths"][owner] = len(row.request.tokens) - 1
+            laid["tokens"][owner, 1 : nth + 1] = row.drafted  # the last row of a request has all
+        self._deciding.send(len(requests))
+        drawing = self.rounds.drawing
+        drawing.write(requests, len(requests))
+        drawing.draw(
+            logits, self.target.best, len(rows), there["owners"], there["nths"], there["tokens"], there["lengths"]
+        )
 
     @torch.inference_mode()
     def draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool], length: int) -> None:

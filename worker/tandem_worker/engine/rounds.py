@@ -101,6 +101,7 @@ class Rounds:
         rows = torch.arange(largest * t, dtype=torch.int32, device=self.device)
         self._each, self._ones = rows[:largest], torch.ones_like(rows[:largest])
         self._owners = {size: rows // size for size in range(1, t + 1)}
+        self._nths = {size: rows % size for size in range(1, t + 1)}
         self._counts = {size: torch.full_like(rows, size) for size in range(1, t + 1)}
         self._tiles = {rows_each: self._tiles_of(rows_each, rows) for rows_each in self._owners}
         pinned = self.device.type == "cuda"
@@ -247,7 +248,9 @@ class Rounds:
         )
         self.target.choose(self.target.block.normed, batch * t)
         if draws:
-            self.drawing.decide(self.target.logits(batch * t), self.target.best, state)
+            logits, owners, nths = self.target.logits(batch * t), self._owners[t], self._nths[t]
+            self.drawing.draw(logits, self.target.best, batch * t, owners, nths, state.tokens, state.lengths)
+            self.drawing.refuse(state)
         accept(self.target.best, state, batch, drafts)
         if draws:
             self.drawing.count(state)

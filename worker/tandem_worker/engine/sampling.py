@@ -103,7 +103,7 @@ def weigh(logits: Tensor, settings: Settings, changes: Changes | None = None, cu
     x = x / torch.where(greedy, 1.0, temperature)
     likelihood = (x - x.amax(-1, keepdim=True)).exp()  # in proportion to the most probable token's
     weights = (likelihood * ONE).long()
-    kept = likelihood >= settings.min_p[:, None]
+    kept = weights >= (settings.min_p[:, None] * ONE).long()
     if cut:
         kept &= weights >= _least(weights, settings)
     only = torch.arange(x.shape[-1], device=x.device) == best

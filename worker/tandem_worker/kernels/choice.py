@@ -127,18 +127,6 @@ class Best:
     def __init__(self, values, tokens) -> None:
         self.values, self.tokens, self.tiles = values, tokens, values.shape[-1]
 
-    def most_probable(self, rows: int):
-        """The tokens of the first rows, [rows] int32: in plain torch what `take` gives."""
-        best = self.values[:rows].argmax(-1, keepdim=True)
-        return self.tokens[:rows].gather(-1, best)[:, 0]
-
-    def replace(self, tokens) -> None:
-        """Whoever reads the first rows finds these tokens in them, [rows] int32."""
-        rows = len(tokens)
-        self.values[:rows] = float("-inf")
-        self.values[:rows, 0] = 0
-        self.tokens[:rows, 0] = tokens
-
     @property
     def shape(self) -> dict[str, int]:
         return {"TILES": self.tiles, "TILES_PADDED": power_of_2(self.tiles)}

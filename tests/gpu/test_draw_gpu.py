@@ -1,0 +1,66 @@
+"""Drawing on the GPU: what the definition draws, at the size of a real vocabulary, in memory that does not grow."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from gpu.test_engine_gpu import CUDA, engine, large, random_prompts
+from tandem_worker.engine.request import Sampling
+from tandem_worker.kernels.draw import BLOCK, CANDIDATES
+from unit.drawn import any_request, by_kernel, by_torch, drafts_of
+from unit.serving import finish_all, submit
+
+if TYPE_CHECKING:
+    from gpu.conftest import Count
+
+VOCAB = 128_256
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0, 12.0])
+def test_tokens_are_those_of_the_definition(count: Count, spread: float) -> None:
+    chance = random.Random(f"{spread}")
+    requests = [any_request(chance, VOCAB) for _ in range(64)]
+    tokens = drafts_of(requests, 3, VOCAB, chance)
+    torch.manual_seed(7)
+    logits = (spread * torch.randn(256, VOCAB, device=CUDA)).bfloat16()
+    logits[99, 5] = float("nan")
+    found, expected = by_kernel(logits, requests, tokens, BLOCK, CANDIDATES), by_torch(logits, requests, tokens)
+    count("tokens", sum(a != b for a, b in zip(found, expected, strict=True)), len(expected))
+    alone = [
+        by_kernel(logits[4 * i : 4 * i + 4], requests[i : i + 1], tokens[i : i + 1], BLOCK, CANDIDATES)
+        for i in range(64)
+    ]
+    count("tokens alone", sum(a != b for a, b in zip([t for row in alone for t in row], found, strict=True)), 256)
+
+
+def any_sampling(chance: random.Random) -> Sampling:
+    asked = any_request(chance, VOCAB).sampling
+    return Sampling(
+        chance.randrange(1, 30),
+        asked.temperature,
+        asked.top_p,
+        asked.seed,
+        asked.top_k,
+        presence_penalty=asked.presence_penalty,
+        logprobs=chance.choice((None, None, 0, 5)),
+        speculate=chance.random() < 0.8,
+    )
+
+
+def test_memory_of_mixed_requests_is_taken_once(count: Count) -> None:
+    """In steps with prompts and log probabilities as in rounds; torch gives nothing back of what it has reserved."""
+    chance = random.Random(12)
+    made = engine(large(), max_batch=16, prefill_chunk=128, kv_cache_tokens=32768)
+    made.prepare()
+    reserved = []
+    for _ in range(5):
+        for prompt in random_prompts(60, 300):
+            submit(made, prompt, any_sampling(chance))
+        finish_all(made)
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    count("bytes more than after the first lap", reserved[-1] - reserved[0], reserved[0])

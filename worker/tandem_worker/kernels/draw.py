@@ -1,0 +1,300 @@
+# mypy: allow-untyped-defs
+"""The target's token at every row that is not greedy: `engine.sampling` in one kernel, without a sort.
+
+A program takes one row after the other and goes over its tokens a few times:
+
+    logits -> changed by bias and penalties; the largest
+           -> weights, whole numbers in proportion to probabilities; how many there are of each length in bits
+           -> the smallest weight that top-k and top-p keep
+           -> sums of the kept weights, and the token at which they pass the random point
+
+Both cuts ask for the smallest weight w such that less than so much stands above it: fewer than k tokens, or less than
+p of the sum. What stands above a weight only falls as it grows, so bisection finds it, whole numbers and all, in 43
+looks. Those are at a row's *candidates*, its most probable few thousand, which are gathered once: only where they do
+not reach as far as the cut is every look at all tokens. Rows without cuts skip this, greedy ones everything.
+
+Sorting the rows took twenty times the target's own forward pass, and as much memory as its weights.
+
+Shapes. M rows of V logits; B requests; owners, nths [M]: row m stands behind the newest token of request owners[m] and
+nths[m] of its drafts. tokens [B, T] newest and drafted, lengths [B] position of the newest. What requests ask for is
+laid out by `engine.drawing`: reals [B, 6], wholes [B, 4], and bias, generated, prompt [B, V]. A row of the scratch is a
+program's own: V numbers that a pass leaves for the next, the candidates behind them, and their count.
+
+Bits. Whatever is added is whole numbers, and a maximum does not depend on order: a row's token depends on nothing
+beside it, and not on how the work is split.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tandem_worker.engine.philox import MULTIPLIER, ROUNDS, WEYL
+from tandem_worker.engine.sampling import ONE
+from tandem_worker.kernels.choice import largest_of
+from tandem_worker.kernels.launch import cdiv, launch, power_of_2
+
+BLOCK, CANDIDATES = 4096, 8192
+"""Tokens looked at together, and how many are set aside at most."""
+
+DRAWS, BIASED, PENALISES, ALONE = 1, 2, 4, 8
+"""Flags of a request: it is not greedy; it has a bias, penalties; it takes no drafts."""
+
+REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+TOP_K, SEED_LOW, SEED_HIGH, FLAGS = range(4)
+
+_DRAWS, _BIASED, _PENALISES = tl.constexpr(DRAWS), tl.constexpr(BIASED), tl.constexpr(PENALISES)
+_ONE, _HIGHEST, _LOOKS = tl.constexpr(ONE), tl.constexpr(int(ONE)), tl.constexpr(int(ONE).bit_length())
+_ROUNDS, _WEYL, _MULTIPLIER = tl.constexpr(ROUNDS), tl.constexpr(WEYL), tl.constexpr(MULTIPLIER)
+_LENGTHS = tl.constexpr(64)
+
+
+@triton.jit
+def _uniform(low, high, key):
+    """`engine.philox` on scalars, in halves of 32 bits -> [0, 1) float64."""
+    low, high, key = low.to(tl.uint32), high.to(tl.uint32), key.to(tl.uint32)
+    for _ in tl.static_range(_ROUNDS):
+        above, below = tl.umulhi(low, _MULTIPLIER), low * _MULTIPLIER
+        low, high = above ^ key ^ high, below
+        key += _WEYL
+    bits = (low.to(tl.int64) << 21) | (high.to(tl.int64) >> 11)
+    return bits.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+
+
+@triton.jit
+def _changed(x, i, there, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V):
+    """x [BLOCK] float64 of tokens i, as the request wants them."""
+    if flags & _BIASED:
+        x += tl.load(bias_ptr + b * V + i, mask=there, other=0.0).to(tl.float64)
+    if flags & _PENALISES:
+        presence, frequency = tl.load(real_ptr + b * 6 + 3), tl.load(real_ptr + b * 6 + 4)
+        repetition = tl.load(real_ptr + b * 6 + 5)
+        generated = tl.load(generated_ptr + b * V + i, mask=there, other=0)
+        for j in range(nth):
+            generated += (tl.load(token_ptr + b * T + 1 + j) == i).to(tl.int32)
+        present = generated > 0
+        held = tl.load(prompt_ptr + b * V + i, mask=there, other=0) != 0
+        x = tl.where(present | held, tl.where(x > 0, x / repetition, x * repetition), x)
+        x -= frequency * generated.to(tl.float64)
+        x -= tl.where(present, presence, 0.0)
+    return x
+
+
+@triton.jit
+def _kept(scratch_ptr, start, n, least, BLOCK: tl.constexpr):
+    """[BLOCK] numbers from `start` on, 0 for those below `least` or behind the first n."""
+    i = start + tl.arange(0, BLOCK)
+    w = tl.load(scratch_ptr + i, mask=i < n, other=0)
+    return tl.where(w >= least, w, 0)
+
+
+@triton.jit
+def _sum(scratch_ptr, n, least, BLOCK: tl.constexpr):
+    sums = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, n, BLOCK):
+        sums += _kept(scratch_ptr, start, n, least, BLOCK)
+    return tl.sum(sums, 0)
+
+
+@triton.jit
+def _least(scratch_ptr, n, bound, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The smallest weight above which stands less than `bound` (float64): tokens where COUNTS, else their weights."""
+    low, high = tl.full([], -1, tl.int64), tl.full([], _HIGHEST, tl.int64)  # above `low` stands enough
+    for _ in range(_LOOKS):
+        middle = (low + high) >> 1
+        above = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, n, BLOCK):
+            w = _kept(scratch_ptr, start, n, middle + 1, BLOCK)
+            above += (w > 0).to(tl.int64) if COUNTS else w
+        less = tl.sum(above, 0).to(tl.float64) < bound
+        low, high = tl.where(less, low, middle), tl.where(less, middle, high)
+    return high
+
+
+@triton.jit
+def _gather(scratch_ptr, lengths, V, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
+    """Sets the most probable tokens' weights aside, all down to a power of two -> how many, and that power.
+
+    lengths [64]: how many weights have so many bits."""
+    bits = tl.arange(0, _LENGTHS)
+    down_to = tl.sum(lengths, 0) - tl.cumsum(lengths, 0) + lengths  # tokens with so many bits or more
+    fewest = tl.min(tl.where(down_to <= CANDIDATES, bits, _LENGTHS - 1), 0)
+    power = (tl.full([], 1, tl.int64) << fewest) >> 1
+    count_ptr = scratch_ptr + V + CANDIDATES
+    tl.store(count_ptr, 0)
+    tl.debug_barrier()
+    for start in range(0, V, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        w = tl.load(scratch_ptr + i, mask=i < V, other=-1)
+        ones = tl.full([BLOCK], 1, tl.int64)
+        at = tl.atomic_add(count_ptr + tl.zeros([BLOCK], tl.int32), ones, mask=w >= power, sem="relaxed", scope="cta")
+        tl.store(scratch_ptr + V + at, w, mask=w >= power)  # in any order
+    tl.debug_barrier()
+    return tl.load(count_ptr), power
+
+
+@triton.jit
+def _least_of_cuts(scratch_ptr, lengths, top_k, top_p, V, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
+    """The smallest weight that both keep."""
+    count, power = _gather(scratch_ptr, lengths, V, BLOCK, CANDIDATES)
+    least = tl.full([], 0, tl.int64)
+    if top_k < V:
+        enough = count >= top_k
+        least = _least(
+            scratch_ptr + tl.where(enough, V, 0), tl.where(enough, count, V), top_k.to(tl.float64), True, BLOCK
+        )
+    if top_p < 1:
+        among = least >= power
+        total = _sum(scratch_ptr + tl.where(among, V, 0), tl.where(among, count, V), least, BLOCK)
+        bound = top_p * total.to(tl.float64)
+        enough = _sum(scratch_ptr + V, count, 0, BLOCK).to(tl.float64) >= bound
+        of_p = _least(scratch_ptr + tl.where(enough, V, 0), tl.where(enough, count, V), bound, False, BLOCK)
+        least = tl.maximum(least, of_p)
+    return least
+
+
+@triton.jit
+def _at_point(scratch_ptr, least, uniform, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Inverse of the cumulative distribution -> token."""
+    block = tl.arange(0, BLOCKS)
+    sums = tl.zeros([BLOCKS], tl.int64)
+    for start in range(0, V, BLOCK):
+        sums += tl.where(block == start // BLOCK, tl.sum(_kept(scratch_ptr, start, V, least, BLOCK), 0), 0)
+    total = tl.sum(sums, 0)
+    point = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
+    passed = tl.cumsum(sums, 0) <= point
+    before = tl.sum(tl.where(passed, sums, 0), 0)
+    start = tl.sum(passed.to(tl.int32), 0) * BLOCK
+    within = before + tl.cumsum(_kept(scratch_ptr, start, V, least, BLOCK), 0)
+    return start + tl.sum((within <= point).to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _draw(
+    logit_ptr,
+    value_ptr,
+    best_ptr,
+    owner_ptr,
+    nth_ptr,
+    token_ptr,
+    length_ptr,
+    real_ptr,
+    whole_ptr,
+    bias_ptr,
+    generated_ptr,
+    prompt_ptr,
+    scratch_ptr,
+    M,
+    T,
+    V,
+    TILES: tl.constexpr,
+    TILES_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    scratch_ptr += tl.program_id(0).to(tl.int64) * (V + CANDIDATES + 1)
+    for row in range(tl.program_id(0), M, tl.num_programs(0)):
+        m = tl.full([], 0, tl.int64) + row
+        b = tl.load(owner_ptr + m).to(tl.int64)
+        flags = tl.load(whole_ptr + b * 4 + 3)
+        if (flags & _DRAWS) != 0 and largest_of(value_ptr, best_ptr, m, TILES, TILES_PADDED) >= 0:
+            nth = tl.load(nth_ptr + m)
+            temperature, top_p = tl.load(real_ptr + b * 6), tl.load(real_ptr + b * 6 + 1)
+            top_k = tl.load(whole_ptr + b * 4)
+            each = tl.arange(0, BLOCK)
+
+            most = tl.full([BLOCK], float("-inf"), tl.float64)
+            where = tl.zeros([BLOCK], tl.int32)
+            for start in range(0, V, BLOCK):
+                i = start + each
+                x = tl.load(logit_ptr + m * V + i, mask=i < V, other=float("-inf")).to(tl.float64)
+                x = _changed(x, i, i < V, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V)
+                tl.store(scratch_ptr + i, x.to(tl.int64, bitcast=True), mask=i < V)
+                where = tl.where(x > most, i, where)
+                most = tl.maximum(most, x)
+            largest = tl.max(most, 0)
+            token = tl.min(tl.where(most == largest, where, V), 0)  # the lowest wins a tie
+
+            if temperature > 0:
+                tl.debug_barrier()
+                largest = largest / temperature
+                lengths = tl.zeros([_LENGTHS], tl.int32)
+                for start in range(0, V, BLOCK):
+                    i = start + each
+                    x = tl.load(scratch_ptr + i, mask=i < V, other=0).to(tl.float64, bitcast=True)
+                    w = (tl.exp(x / temperature - largest) * _ONE).to(tl.int64)
+                    tl.store(scratch_ptr + i, w, mask=i < V)
+                    bits = (w.to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1022  # of 0: below none
+                    lengths += tl.histogram(tl.where(i < V, tl.maximum(bits, 0), 0).to(tl.int32), _LENGTHS)
+                tl.debug_barrier()
+                least = (tl.load(real_ptr + b * 6 + 2) * _ONE).to(tl.int64)
+                if (top_k < V) | (top_p < 1):
+                    of_cuts = _least_of_cuts(scratch_ptr, lengths, top_k, top_p, V, BLOCK, CANDIDATES)
+                    least = tl.maximum(least, of_cuts)
+                seed_low, seed_high = tl.load(whole_ptr + b * 4 + 1), tl.load(whole_ptr + b * 4 + 2)
+                uniform = _uniform(tl.load(length_ptr + b) + 1 + nth, seed_high, seed_low)
+                token = _at_point(scratch_ptr, least, uniform, V, BLOCK, BLOCKS)
+            tl.debug_barrier()  # the scratch is free
+            tl.store(value_ptr + m * TILES, float("inf"))  # the first of the largest: whoever looks finds this token
+            tl.store(best_ptr + m * TILES, token)
+
+
+def programs_for(device) -> int:
+    """Rows that are drawn from at once."""
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def scratch_for(vocab, device, candidates=CANDIDATES):
+    return torch.zeros(programs_for(device), vocab + candidates + 1, dtype=torch.int64, device=device)
+
+
+def draw(
+    logits,
+    best,
+    rows,
+    owners,
+    nths,
+    tokens,
+    lengths,
+    reals,
+    wholes,
+    changes,
+    scratch,
+    block=BLOCK,
+    candidates=CANDIDATES,
+) -> None:
+    """Puts what is drawn into `best`, whose tokens stay for greedy rows and for those whose logits are broken.
+
+    logits [M, V]; changes: bias float32, generated int32, prompt bool, [B, V] each."""
+    vocab = logits.shape[-1]
+    assert scratch.shape[-1] == vocab + candidates + 1
+    launch(
+        _draw,
+        (min(rows, len(scratch)),),
+        logits,
+        best.values,
+        best.tokens,
+        owners,
+        nths,
+        tokens,
+        lengths,
+        reals,
+        wholes,
+        *changes,
+        scratch,
+        rows,
+        tokens.shape[-1],
+        vocab,
+        warps=16,
+        BLOCK=block,
+        BLOCKS=power_of_2(cdiv(vocab, block)),
+        CANDIDATES=candidates,
+        **best.shape,
+    )
