@@ -9,8 +9,8 @@ Weights are random and made on the device, so times are real and text and accept
 and loop: B requests at once, prompt 128, 256 new tokens, greedy, again and again for --seconds. A figure is the median
 over rounds in which all B requests decode, seen from the host: from one round's end to the next one's.
 
---drawn: the same rounds with top-p 0.95. Random weights make logits of all tokens much alike; a temperature of 0.1 makes
-of them what a trained model's are, some of which are far above the rest.
+--drawn: the same rounds with top-p 0.95. Random weights make logits of all tokens much alike; a temperature of 0.1
+makes of them what a trained model's are, some of which are far above the rest.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import torch
 
 from gpu.test_engine_gpu import CUDA, engine, large, random_prompts
 from tandem_worker.engine.request import Sampling
-from tandem_worker.kernels.draw import BLOCK, CANDIDATES
 from unit.drawn import any_request, by_kernel, by_torch, drafts_of
 from unit.serving import finish_all, submit
 
@@ -28,12 +27,9 @@ def test_tokens_are_those_of_the_definition(count: Count, spread: float) -> None
     torch.manual_seed(7)
     logits = (spread * torch.randn(256, VOCAB, device=CUDA)).bfloat16()
     logits[99, 5] = float("nan")
-    found, expected = by_kernel(logits, requests, tokens, BLOCK, CANDIDATES), by_torch(logits, requests, tokens)
+    found, expected = by_kernel(logits, requests, tokens), by_torch(logits, requests, tokens)
     count("tokens", sum(a != b for a, b in zip(found, expected, strict=True)), len(expected))
-    alone = [
-        by_kernel(logits[4 * i : 4 * i + 4], requests[i : i + 1], tokens[i : i + 1], BLOCK, CANDIDATES)
-        for i in range(64)
-    ]
+    alone = [by_kernel(logits[4 * i : 4 * i + 4], requests[i : i + 1], tokens[i : i + 1]) for i in range(64)]
     count("tokens alone", sum(a != b for a, b in zip([t for row in alone for t in row], found, strict=True)), 256)
 
 

@@ -13,7 +13,7 @@ from tandem_worker.engine.drawing import Drawing
 from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.engine.sampling import Changes, Settings
 from tandem_worker.kernels.choice import COLUMNS, Best, largest, take
-from tandem_worker.kernels.draw import draw, scratch_for
+from tandem_worker.kernels.draw import CANDIDATES, FORM, Form, Scratch, draw
 from tandem_worker.kernels.launch import cdiv
 
 
@@ -50,18 +50,20 @@ def best_of(logits: Tensor) -> Best:
     return best
 
 
-def by_kernel(logits: Tensor, requests: Sequence[Request], tokens: Tensor, block: int, candidates: int) -> list[int]:
+def by_kernel(
+    logits: Tensor, requests: Sequence[Request], tokens: Tensor, candidates: int = CANDIDATES, form: Form = FORM
+) -> list[int]:
     """The tokens of rows [B * T, V]: T of each request."""
     (count, t), device, vocab = tokens.shape, logits.device, logits.shape[-1]
-    drawing = Drawing(count + 1, vocab, device)
+    drawing = Drawing(count, count * t, vocab, device)
     drawing.write(requests, count)
     rows = torch.arange(count * t, dtype=torch.int32, device=device)
     lengths = torch.tensor([len(one.tokens) - 1 for one in requests], dtype=torch.int32, device=device)
     best, chosen = best_of(logits), torch.zeros_like(rows)
     changes = (drawing.bias, drawing.generated, drawing.prompt)
-    scratch = scratch_for(vocab, device, candidates)
+    scratch = Scratch(vocab, count * t, device, candidates, form)
     asked = (drawing.reals, drawing.wholes, changes)
-    draw(logits, best, len(rows), rows // t, rows % t, tokens.to(device), lengths, *asked, scratch, block, candidates)
+    draw(logits, best, len(rows), rows // t, rows % t, tokens.to(device), lengths, *asked, scratch)
     take(best, len(rows), chosen)
     found: list[int] = chosen.tolist()
     return found

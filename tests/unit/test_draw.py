@@ -10,12 +10,21 @@ import torch
 from torch import Tensor
 
 from tandem_worker.engine.request import Request, Sampling
+from tandem_worker.kernels.draw import Form
 from unit.drawn import any_request, by_kernel, by_torch, drafts_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning",  # of tiles' ends, which nobody stores
     "ignore:overflow encountered:RuntimeWarning",  # of random words, which are meant to
 )
+
+
+def small(lanes: int) -> Form:
+    """So that a few tokens are several blocks."""
+    return Form(block=2 * lanes, steps=2, lanes=lanes, warps=1, programs=1)
+
+
+SMALL = small(16)
 
 
 def logits_of(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
@@ -25,19 +34,19 @@ def logits_of(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["smooth", "tied", "flat", "sharp"])
 @pytest.mark.parametrize(
-    ("vocab", "block", "candidates"),
-    [(37, 64, 64), (90, 16, 2), (90, 32, 20), (64, 16, 0)],
+    ("vocab", "lanes", "candidates"),
+    [(37, 64, 64), (90, 16, 2), (90, 8, 20), (64, 16, 0)],
     ids=["all are candidates", "hardly any", "some", "none"],
 )
 def test_every_mix_of_settings_draws_what_the_definition_draws(
-    kind: str, vocab: int, block: int, candidates: int
+    kind: str, vocab: int, lanes: int, candidates: int
 ) -> None:
     chance = random.Random(f"{kind} {vocab} {candidates}")
     requests = [any_request(chance, vocab) for _ in range(8)]
     tokens = drafts_of(requests, 2, vocab, chance)
     logits = logits_of(kind, 24, vocab, 5)
     expected = by_torch(logits, requests, tokens)
-    assert by_kernel(logits, requests, tokens, block, candidates) == expected
+    assert by_kernel(logits, requests, tokens, candidates, small(lanes)) == expected
     assert expected != logits.argmax(-1).tolist()
 
 
@@ -60,7 +69,7 @@ def test_nothing_beyond_a_cut_is_ever_drawn_and_all_within_it_is(settings: dict[
         for seed in range(40)
     ]
     tokens = torch.zeros(40, 1, dtype=torch.int32)
-    found = by_kernel(probabilities.log().expand(40, -1).contiguous(), requests, tokens, 16, 16)
+    found = by_kernel(probabilities.log().expand(40, -1).contiguous(), requests, tokens, 16, SMALL)
     assert set(found) == set(order[:most])
 
 
@@ -68,8 +77,8 @@ def test_a_row_draws_the_same_alone_and_among_others_whatever_they_ask_for() -> 
     chance = random.Random(2)
     requests = [any_request(chance, 50) for _ in range(10)]
     tokens, logits = drafts_of(requests, 1, 50, chance), logits_of("smooth", 20, 50, 8)
-    together = by_kernel(logits, requests, tokens, 16, 8)
-    alone = [by_kernel(logits[2 * i : 2 * i + 2], requests[i : i + 1], tokens[i : i + 1], 16, 8) for i in range(10)]
+    together = by_kernel(logits, requests, tokens, 8, SMALL)
+    alone = [by_kernel(logits[2 * i : 2 * i + 2], requests[i : i + 1], tokens[i : i + 1], 8, SMALL) for i in range(10)]
     assert [token for pair in alone for token in pair] == together
 
 
@@ -78,13 +87,13 @@ def test_a_row_that_is_not_finite_stays_broken_and_its_neighbours_whole(broken: 
     sampling = Sampling(9, 1.0, top_k=5, top_p=0.9, seed=4)
     requests = [Request((i,), sampling, lambda tokens, finish: None) for i in range(3)]
     tokens, logits = torch.zeros(3, 1, dtype=torch.int32), logits_of("smooth", 3, 40, 6)
-    whole = by_kernel(logits, requests, tokens, 16, 8)
+    whole = by_kernel(logits, requests, tokens, 8, SMALL)
     logits[1, 7] = broken
-    assert by_kernel(logits, requests, tokens, 16, 8) == [whole[0], -1, whole[2]]
+    assert by_kernel(logits, requests, tokens, 8, SMALL) == [whole[0], -1, whole[2]]
 
 
 def test_a_vocabulary_of_a_real_model_is_drawn_from() -> None:
     vocab, chance = 128_256, random.Random(3)
     requests = [any_request(chance, vocab) for _ in range(4)]
     tokens, logits = drafts_of(requests, 0, vocab, chance), logits_of("smooth", 4, vocab, 9)
-    assert by_kernel(logits, requests, tokens, 4096, 8192) == by_torch(logits, requests, tokens)
+    assert by_kernel(logits, requests, tokens) == by_torch(logits, requests, tokens)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tandem_worker.engine.philox import halves
 from tandem_worker.engine.request import Request, Sampling
-from tandem_worker.kernels.draw import ALONE, BIASED, DRAWS, PENALISES, REALS, draw, scratch_for
+from tandem_worker.kernels.draw import ALONE, BIASED, DRAWS, PENALISES, REALS, Scratch, draw
 
 if TYPE_CHECKING:
     from tandem_worker.engine.round_state import State
@@ -27,7 +27,8 @@ NOBODY = Sampling(max_tokens=0)
 
 
 class Drawing:
-    def __init__(self, batch: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, batch: int, rows: int, vocab: int, device: torch.device) -> None:
+        """rows: that are drawn from together, at most."""
         self.vocab, self.device = vocab, device
         self.reals = torch.zeros(batch, len(REALS), dtype=torch.float64, device=device)
         self.wholes = torch.zeros(batch, 4, dtype=torch.int64, device=device)
@@ -35,7 +36,7 @@ class Drawing:
         self.generated = torch.zeros(batch, vocab, dtype=torch.int32, device=device)
         self.prompt = torch.zeros(batch, vocab, dtype=torch.bool, device=device)
         self._alone = torch.zeros(batch, dtype=torch.bool, device=device)  # takes no drafts
-        self._scratch = scratch_for(vocab, device)
+        self._scratch = Scratch(vocab, rows, device)
 
     def write(self, requests: Sequence[Request], rows: int) -> None:
         """The first `rows` requests, of which the last ones may be nobody's. Only while no round is in flight."""

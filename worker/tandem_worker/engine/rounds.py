@@ -96,7 +96,7 @@ class Rounds:
         self._lengths, self._last_rows, self._turns = ints(largest), ints(largest), ints(largest)
         self._positions, self._draft_positions = ints(largest * t), ints(largest)
         self._tables = ints(largest, table_width)
-        self.drawing = Drawing(largest, target.vocab, self.device)
+        self.drawing = Drawing(largest, largest * t, target.vocab, self.device)
         self.forced = torch.full((FORCED,), -1, dtype=torch.int32, device=self.device)
         rows = torch.arange(largest * t, dtype=torch.int32, device=self.device)
         self._each, self._ones = rows[:largest], torch.ones_like(rows[:largest])

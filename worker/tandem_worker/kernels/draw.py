@@ -3,7 +3,7 @@
 
 A program takes one row after the other and goes over its tokens a few times:
 
-    logits -> changed by bias and penalties; the largest
+    logits -> the largest, where bias and penalties change them
            -> weights, whole numbers in proportion to probabilities; how many there are of each length in bits
            -> the smallest weight that top-k and top-p keep
            -> sums of the kept weights, and the token at which they pass the random point
@@ -17,12 +17,13 @@ Sorting the rows took twenty times the target's own forward pass, and as much me
 
 Shapes. M rows of V logits; B requests; owners, nths [M]: row m stands behind the newest token of request owners[m] and
 nths[m] of its drafts. tokens [B, T] newest and drafted, lengths [B] position of the newest. What requests ask for is
-laid out by `engine.drawing`: reals [B, 6], wholes [B, 4], and bias, generated, prompt [B, V]. A row of the scratch is a
-program's own: V numbers that a pass leaves for the next, the candidates behind them, and their count.
+laid out by `engine.drawing`: reals [B, 6], wholes [B, 4], and bias, generated, prompt [B, V].
 
 Bits. Whatever is added is whole numbers, and a maximum does not depend on order: a row's token depends on nothing
 beside it, and not on how the work is split.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -34,8 +35,20 @@ from tandem_worker.engine.sampling import ONE
 from tandem_worker.kernels.choice import largest_of
 from tandem_worker.kernels.launch import cdiv, launch, power_of_2
 
-BLOCK, CANDIDATES = 4096, 8192
-"""Tokens looked at together, and how many are set aside at most."""
+CANDIDATES = 2048
+
+
+class Form(NamedTuple):
+    """How a program's threads go over a row."""
+
+    block: int  # tokens at a time, where logits become weights
+    steps: int  # and of weights
+    lanes: int
+    warps: int
+    programs: int  # that a multiprocessor runs at a time
+
+
+FORM = Form(block=4096, steps=8, lanes=1024, warps=16, programs=1)
 
 DRAWS, BIASED, PENALISES, ALONE = 1, 2, 4, 8
 """Flags of a request: it is not greedy; it has a bias, penalties; it takes no drafts."""
@@ -81,38 +94,39 @@ def _changed(x, i, there, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prom
 
 
 @triton.jit
-def _kept(scratch_ptr, start, n, least, BLOCK: tl.constexpr):
-    """[BLOCK] numbers from `start` on, 0 for those below `least` or behind the first n."""
-    i = start + tl.arange(0, BLOCK)
+def _kept(scratch_ptr, start, n, least, STEPS: tl.constexpr, LANES: tl.constexpr):
+    """[STEPS, LANES] numbers from `start` on, 0 for those below `least` or behind the first n. Whoever adds along STEPS
+    first adds what a thread has loaded, and keeps many loads on their way."""
+    i = start + tl.arange(0, STEPS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     w = tl.load(scratch_ptr + i, mask=i < n, other=0)
     return tl.where(w >= least, w, 0)
 
 
 @triton.jit
-def _sum(scratch_ptr, n, least, BLOCK: tl.constexpr):
-    sums = tl.zeros([BLOCK], tl.int64)
-    for start in range(0, n, BLOCK):
-        sums += _kept(scratch_ptr, start, n, least, BLOCK)
+def _sum(scratch_ptr, n, least, STEPS: tl.constexpr, LANES: tl.constexpr):
+    sums = tl.zeros([LANES], tl.int64)
+    for start in range(0, n, STEPS * LANES):
+        sums += tl.sum(_kept(scratch_ptr, start, n, least, STEPS, LANES), 0)
     return tl.sum(sums, 0)
 
 
 @triton.jit
-def _least(scratch_ptr, n, bound, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+def _least(scratch_ptr, n, bound, COUNTS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
     """The smallest weight above which stands less than `bound` (float64): tokens where COUNTS, else their weights."""
     low, high = tl.full([], -1, tl.int64), tl.full([], _HIGHEST, tl.int64)  # above `low` stands enough
     for _ in range(_LOOKS):
         middle = (low + high) >> 1
-        above = tl.zeros([BLOCK], tl.int64)
-        for start in range(0, n, BLOCK):
-            w = _kept(scratch_ptr, start, n, middle + 1, BLOCK)
-            above += (w > 0).to(tl.int64) if COUNTS else w
+        above = tl.zeros([LANES], tl.int64)
+        for start in range(0, n, STEPS * LANES):
+            w = _kept(scratch_ptr, start, n, middle + 1, STEPS, LANES)
+            above += tl.sum((w > 0).to(tl.int64) if COUNTS else w, 0)
         less = tl.sum(above, 0).to(tl.float64) < bound
         low, high = tl.where(less, low, middle), tl.where(less, middle, high)
     return high
 
 
 @triton.jit
-def _gather(scratch_ptr, lengths, V, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
+def _gather(scratch_ptr, lengths, V, CANDIDATES: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
     """Sets the most probable tokens' weights aside, all down to a power of two -> how many, and that power.
 
     lengths [64]: how many weights have so many bits."""
@@ -123,50 +137,72 @@ def _gather(scratch_ptr, lengths, V, BLOCK: tl.constexpr, CANDIDATES: tl.constex
     count_ptr = scratch_ptr + V + CANDIDATES
     tl.store(count_ptr, 0)
     tl.debug_barrier()
-    for start in range(0, V, BLOCK):
-        i = start + tl.arange(0, BLOCK)
+    for start in range(0, V, STEPS * LANES):
+        i = start + tl.arange(0, STEPS * LANES)
         w = tl.load(scratch_ptr + i, mask=i < V, other=-1)
-        ones = tl.full([BLOCK], 1, tl.int64)
-        at = tl.atomic_add(count_ptr + tl.zeros([BLOCK], tl.int32), ones, mask=w >= power, sem="relaxed", scope="cta")
+        ones = tl.full([STEPS * LANES], 1, tl.int64)
+        at = tl.atomic_add(count_ptr + tl.zeros_like(i), ones, mask=w >= power, sem="relaxed", scope="cta")
         tl.store(scratch_ptr + V + at, w, mask=w >= power)  # in any order
     tl.debug_barrier()
     return tl.load(count_ptr), power
 
 
 @triton.jit
-def _least_of_cuts(scratch_ptr, lengths, top_k, top_p, V, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
+def _least_of_cuts(
+    scratch_ptr, lengths, top_k, top_p, V, CANDIDATES: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr
+):
     """The smallest weight that both keep."""
-    count, power = _gather(scratch_ptr, lengths, V, BLOCK, CANDIDATES)
+    count, power = _gather(scratch_ptr, lengths, V, CANDIDATES, STEPS, LANES)
     least = tl.full([], 0, tl.int64)
     if top_k < V:
         enough = count >= top_k
-        least = _least(
-            scratch_ptr + tl.where(enough, V, 0), tl.where(enough, count, V), top_k.to(tl.float64), True, BLOCK
-        )
+        some_ptr, n = scratch_ptr + tl.where(enough, V, 0), tl.where(enough, count, V)
+        least = _least(some_ptr, n, top_k.to(tl.float64), True, STEPS, LANES)
     if top_p < 1:
         among = least >= power
-        total = _sum(scratch_ptr + tl.where(among, V, 0), tl.where(among, count, V), least, BLOCK)
-        bound = top_p * total.to(tl.float64)
-        enough = _sum(scratch_ptr + V, count, 0, BLOCK).to(tl.float64) >= bound
-        of_p = _least(scratch_ptr + tl.where(enough, V, 0), tl.where(enough, count, V), bound, False, BLOCK)
-        least = tl.maximum(least, of_p)
+        some_ptr, n = scratch_ptr + tl.where(among, V, 0), tl.where(among, count, V)
+        bound = top_p * _sum(some_ptr, n, least, STEPS, LANES).to(tl.float64)
+        enough = _sum(scratch_ptr + V, count, 0, STEPS, LANES).to(tl.float64) >= bound
+        some_ptr, n = scratch_ptr + tl.where(enough, V, 0), tl.where(enough, count, V)
+        least = tl.maximum(least, _least(some_ptr, n, bound, False, STEPS, LANES))
     return least
 
 
 @triton.jit
-def _at_point(scratch_ptr, least, uniform, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Inverse of the cumulative distribution -> token."""
-    block = tl.arange(0, BLOCKS)
-    sums = tl.zeros([BLOCKS], tl.int64)
-    for start in range(0, V, BLOCK):
-        sums += tl.where(block == start // BLOCK, tl.sum(_kept(scratch_ptr, start, V, least, BLOCK), 0), 0)
+def _at_point(scratch_ptr, sum_ptr, least, uniform, V, SUMS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
+    """Inverse of the cumulative distribution -> token. sum_ptr: room for SUMS numbers."""
+    for start in range(0, V, STEPS * LANES):
+        of_lanes = tl.sum(_kept(scratch_ptr, start, V, least, STEPS, LANES), 1)
+        tl.store(sum_ptr + start // LANES + tl.arange(0, STEPS), of_lanes)
+    tl.debug_barrier()
+    each = tl.arange(0, SUMS)
+    sums = tl.load(sum_ptr + each, mask=each * LANES < V, other=0)
     total = tl.sum(sums, 0)
     point = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
     passed = tl.cumsum(sums, 0) <= point
     before = tl.sum(tl.where(passed, sums, 0), 0)
-    start = tl.sum(passed.to(tl.int32), 0) * BLOCK
-    within = before + tl.cumsum(_kept(scratch_ptr, start, V, least, BLOCK), 0)
+    start = tl.sum(passed.to(tl.int32), 0) * LANES
+    i = start + tl.arange(0, LANES)
+    w = tl.load(scratch_ptr + i, mask=i < V, other=0)
+    within = before + tl.cumsum(tl.where(w >= least, w, 0), 0)
     return start + tl.sum((within <= point).to(tl.int32), 0)
+
+
+@triton.jit
+def _largest_changed(
+    row_ptr, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V, BLOCK: tl.constexpr
+):
+    """-> the largest, float64, and its token: the lowest wins a tie."""
+    most = tl.full([BLOCK], float("-inf"), tl.float64)
+    where = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, V, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + i, mask=i < V, other=float("-inf")).to(tl.float64)
+        x = _changed(x, i, i < V, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V)
+        where = tl.where(x > most, i, where)
+        most = tl.maximum(most, x)
+    largest = tl.max(most, 0)
+    return largest, tl.min(tl.where(most == largest, where, V), 0)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -189,95 +225,77 @@ def _draw(
     V,
     TILES: tl.constexpr,
     TILES_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    SUMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+    LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    scratch_ptr += tl.program_id(0).to(tl.int64) * (V + CANDIDATES + 1)
+    scratch_ptr += tl.program_id(0).to(tl.int64) * (V + CANDIDATES + 1 + SUMS)
     for row in range(tl.program_id(0), M, tl.num_programs(0)):
         m = tl.full([], 0, tl.int64) + row
         b = tl.load(owner_ptr + m).to(tl.int64)
         flags = tl.load(whole_ptr + b * 4 + 3)
-        if (flags & _DRAWS) != 0 and largest_of(value_ptr, best_ptr, m, TILES, TILES_PADDED) >= 0:
-            nth = tl.load(nth_ptr + m)
+        token = largest_of(value_ptr, best_ptr, m, TILES, TILES_PADDED)
+        if (flags & _DRAWS) != 0 and token >= 0:
+            nth, row_ptr = tl.load(nth_ptr + m), logit_ptr + m * V
+            largest = tl.load(row_ptr + token).to(tl.float64)
+            if flags & (_BIASED | _PENALISES):
+                largest, token = _largest_changed(
+                    row_ptr, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V, BLOCK
+                )
             temperature, top_p = tl.load(real_ptr + b * 6), tl.load(real_ptr + b * 6 + 1)
-            top_k = tl.load(whole_ptr + b * 4)
-            each = tl.arange(0, BLOCK)
-
-            most = tl.full([BLOCK], float("-inf"), tl.float64)
-            where = tl.zeros([BLOCK], tl.int32)
-            for start in range(0, V, BLOCK):
-                i = start + each
-                x = tl.load(logit_ptr + m * V + i, mask=i < V, other=float("-inf")).to(tl.float64)
-                x = _changed(x, i, i < V, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V)
-                tl.store(scratch_ptr + i, x.to(tl.int64, bitcast=True), mask=i < V)
-                where = tl.where(x > most, i, where)
-                most = tl.maximum(most, x)
-            largest = tl.max(most, 0)
-            token = tl.min(tl.where(most == largest, where, V), 0)  # the lowest wins a tie
-
             if temperature > 0:
-                tl.debug_barrier()
                 largest = largest / temperature
                 lengths = tl.zeros([_LENGTHS], tl.int32)
                 for start in range(0, V, BLOCK):
-                    i = start + each
-                    x = tl.load(scratch_ptr + i, mask=i < V, other=0).to(tl.float64, bitcast=True)
+                    i = start + tl.arange(0, BLOCK)
+                    x = tl.load(row_ptr + i, mask=i < V, other=float("-inf")).to(tl.float64)
+                    x = _changed(
+                        x, i, i < V, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prompt_ptr, token_ptr, T, V
+                    )
                     w = (tl.exp(x / temperature - largest) * _ONE).to(tl.int64)
                     tl.store(scratch_ptr + i, w, mask=i < V)
                     bits = (w.to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1022  # of 0: below none
-                    lengths += tl.histogram(tl.where(i < V, tl.maximum(bits, 0), 0).to(tl.int32), _LENGTHS)
+                    lengths += tl.histogram(tl.maximum(bits, 0).to(tl.int32), _LENGTHS)
                 tl.debug_barrier()
-                least = (tl.load(real_ptr + b * 6 + 2) * _ONE).to(tl.int64)
+                least, top_k = (tl.load(real_ptr + b * 6 + 2) * _ONE).to(tl.int64), tl.load(whole_ptr + b * 4)
                 if (top_k < V) | (top_p < 1):
-                    of_cuts = _least_of_cuts(scratch_ptr, lengths, top_k, top_p, V, BLOCK, CANDIDATES)
+                    of_cuts = _least_of_cuts(scratch_ptr, lengths, top_k, top_p, V, CANDIDATES, STEPS, LANES)
                     least = tl.maximum(least, of_cuts)
                 seed_low, seed_high = tl.load(whole_ptr + b * 4 + 1), tl.load(whole_ptr + b * 4 + 2)
                 uniform = _uniform(tl.load(length_ptr + b) + 1 + nth, seed_high, seed_low)
-                token = _at_point(scratch_ptr, least, uniform, V, BLOCK, BLOCKS)
+                sum_ptr = scratch_ptr + V + CANDIDATES + 1
+                token = _at_point(scratch_ptr, sum_ptr, least, uniform, V, SUMS, STEPS, LANES)
             tl.debug_barrier()  # the scratch is free
             tl.store(value_ptr + m * TILES, float("inf"))  # the first of the largest: whoever looks finds this token
             tl.store(best_ptr + m * TILES, token)
 
 
-def programs_for(device) -> int:
-    """Rows that are drawn from at once."""
-    if device.type != "cuda":
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
+class Scratch:
+    """A row for each program, [programs, V + ...]: V numbers that a pass leaves for the next, candidates, their count,
+    and sums."""
+
+    def __init__(self, vocab, rows, device, candidates=CANDIDATES, form=FORM) -> None:
+        self.candidates, self.form = candidates, form
+        self.sums = power_of_2(cdiv(vocab, form.lanes * form.steps) * form.steps)
+        at_once = 2 if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count
+        self.programs = min(rows, at_once * form.programs)
+        self.room = torch.zeros(self.programs, vocab + candidates + 1 + self.sums, dtype=torch.int64, device=device)
 
 
-def scratch_for(vocab, device, candidates=CANDIDATES):
-    return torch.zeros(programs_for(device), vocab + candidates + 1, dtype=torch.int64, device=device)
-
-
-def draw(
-    logits,
-    best,
-    rows,
-    owners,
-    nths,
-    tokens,
-    lengths,
-    reals,
-    wholes,
-    changes,
-    scratch,
-    block=BLOCK,
-    candidates=CANDIDATES,
-) -> None:
+def draw(logits, best, rows, owners, nths, tokens, lengths, reals, wholes, changes, scratch) -> None:
     """Puts what is drawn into `best`, whose tokens stay for greedy rows and for those whose logits are broken.
 
     logits [M, V]; changes: bias float32, generated int32, prompt bool, [B, V] each."""
-    vocab = logits.shape[-1]
-    assert scratch.shape[-1] == vocab + candidates + 1
+    form = scratch.form
     launch(
         _draw,
-        (min(rows, len(scratch)),),
+        (min(rows, scratch.programs),),
         logits,
         best.values,
         best.tokens,
@@ -288,13 +306,15 @@ def draw(
         reals,
         wholes,
         *changes,
-        scratch,
+        scratch.room,
         rows,
         tokens.shape[-1],
-        vocab,
-        warps=16,
-        BLOCK=block,
-        BLOCKS=power_of_2(cdiv(vocab, block)),
-        CANDIDATES=candidates,
+        logits.shape[-1],
+        warps=form.warps,
+        CANDIDATES=scratch.candidates,
+        SUMS=scratch.sums,
+        BLOCK=form.block,
+        STEPS=form.steps,
+        LANES=form.lanes,
         **best.shape,
     )
