@@ -13,7 +13,7 @@ from tandem_worker.engine.drawing import Drawing
 from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.engine.sampling import Changes, Settings
 from tandem_worker.kernels.choice import COLUMNS, Best, largest, take
-from tandem_worker.kernels.draw import CANDIDATES, FORM, Form, Scratch, draw
+from tandem_worker.kernels.draw import AHEAD, BEHIND, FORM, Form, Scratch, draw
 from tandem_worker.kernels.launch import cdiv
 
 
@@ -51,7 +51,12 @@ def best_of(logits: Tensor) -> Best:
 
 
 def by_kernel(
-    logits: Tensor, requests: Sequence[Request], tokens: Tensor, candidates: int = CANDIDATES, form: Form = FORM
+    logits: Tensor,
+    requests: Sequence[Request],
+    tokens: Tensor,
+    ahead: int = AHEAD,
+    behind: int = BEHIND,
+    form: Form = FORM,
 ) -> list[int]:
     """The tokens of rows [B * T, V]: T of each request."""
     (count, t), device, vocab = tokens.shape, logits.device, logits.shape[-1]
@@ -61,7 +66,7 @@ def by_kernel(
     lengths = torch.tensor([len(one.tokens) - 1 for one in requests], dtype=torch.int32, device=device)
     best, chosen = best_of(logits), torch.zeros_like(rows)
     changes = (drawing.bias, drawing.generated, drawing.prompt)
-    scratch = Scratch(vocab, count * t, device, candidates, form)
+    scratch = Scratch(vocab, count * t, device, ahead, behind, form)
     asked = (drawing.reals, drawing.wholes, changes)
     draw(logits, best, len(rows), rows // t, rows % t, tokens.to(device), lengths, *asked, scratch)
     take(best, len(rows), chosen)

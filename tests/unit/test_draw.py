@@ -34,19 +34,19 @@ def logits_of(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["smooth", "tied", "flat", "sharp"])
 @pytest.mark.parametrize(
-    ("vocab", "lanes", "candidates"),
-    [(37, 64, 64), (90, 16, 2), (90, 8, 20), (64, 16, 0)],
-    ids=["all are candidates", "hardly any", "some", "none"],
+    ("vocab", "lanes", "ahead", "behind"),
+    [(37, 64, 64, 64), (90, 16, 2, 90), (90, 8, 9, 20), (64, 16, 0, 0)],
+    ids=["all are set aside", "those around the cut", "a few", "none"],
 )
 def test_every_mix_of_settings_draws_what_the_definition_draws(
-    kind: str, vocab: int, lanes: int, candidates: int
+    kind: str, vocab: int, lanes: int, ahead: int, behind: int
 ) -> None:
-    chance = random.Random(f"{kind} {vocab} {candidates}")
+    chance = random.Random(f"{kind} {vocab} {ahead}")
     requests = [any_request(chance, vocab) for _ in range(8)]
     tokens = drafts_of(requests, 2, vocab, chance)
     logits = logits_of(kind, 24, vocab, 5)
     expected = by_torch(logits, requests, tokens)
-    assert by_kernel(logits, requests, tokens, candidates, small(lanes)) == expected
+    assert by_kernel(logits, requests, tokens, ahead, behind, small(lanes)) == expected
     assert expected != logits.argmax(-1).tolist()
 
 
@@ -69,7 +69,7 @@ def test_nothing_beyond_a_cut_is_ever_drawn_and_all_within_it_is(settings: dict[
         for seed in range(40)
     ]
     tokens = torch.zeros(40, 1, dtype=torch.int32)
-    found = by_kernel(probabilities.log().expand(40, -1).contiguous(), requests, tokens, 16, SMALL)
+    found = by_kernel(probabilities.log().expand(40, -1).contiguous(), requests, tokens, 2, 16, SMALL)
     assert set(found) == set(order[:most])
 
 
@@ -77,8 +77,10 @@ def test_a_row_draws_the_same_alone_and_among_others_whatever_they_ask_for() -> 
     chance = random.Random(2)
     requests = [any_request(chance, 50) for _ in range(10)]
     tokens, logits = drafts_of(requests, 1, 50, chance), logits_of("smooth", 20, 50, 8)
-    together = by_kernel(logits, requests, tokens, 8, SMALL)
-    alone = [by_kernel(logits[2 * i : 2 * i + 2], requests[i : i + 1], tokens[i : i + 1], 8, SMALL) for i in range(10)]
+    together = by_kernel(logits, requests, tokens, 4, 8, SMALL)
+    alone = [
+        by_kernel(logits[2 * i : 2 * i + 2], requests[i : i + 1], tokens[i : i + 1], 4, 8, SMALL) for i in range(10)
+    ]
     assert [token for pair in alone for token in pair] == together
 
 
@@ -87,9 +89,9 @@ def test_a_row_that_is_not_finite_stays_broken_and_its_neighbours_whole(broken: 
     sampling = Sampling(9, 1.0, top_k=5, top_p=0.9, seed=4)
     requests = [Request((i,), sampling, lambda tokens, finish: None) for i in range(3)]
     tokens, logits = torch.zeros(3, 1, dtype=torch.int32), logits_of("smooth", 3, 40, 6)
-    whole = by_kernel(logits, requests, tokens, 8, SMALL)
+    whole = by_kernel(logits, requests, tokens, 4, 8, SMALL)
     logits[1, 7] = broken
-    assert by_kernel(logits, requests, tokens, 8, SMALL) == [whole[0], -1, whole[2]]
+    assert by_kernel(logits, requests, tokens, 4, 8, SMALL) == [whole[0], -1, whole[2]]
 
 
 def test_a_vocabulary_of_a_real_model_is_drawn_from() -> None:

@@ -23,7 +23,7 @@ BROKEN = -1
 """Instead of a token where logits are not finite."""
 
 TOLD_AT_ONCE = 8
-"""Rows whose log probabilities are computed together; each takes 24 bytes for a token of the vocabulary."""
+"""Rows whose log probabilities are computed together; each takes some 30 bytes for a token of the vocabulary."""
 
 
 class Row(NamedTuple):
@@ -78,12 +78,11 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[Choice]:
 def with_logprobs(logits: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[Choice]:
     """The chosen tokens, with log probabilities where they were asked for. logits [M, V]."""
     asked = [i for i, (row, token) in enumerate(zip(rows, tokens, strict=True)) if row.tells and token != BROKEN]
-    found: dict[int, Logprob] = {}
-    for start in range(0, len(asked), TOLD_AT_ONCE):
-        some = asked[start : start + TOLD_AT_ONCE]
-        told = _logprobs(logits, some, [tokens[i] for i in some], [rows[i].sampling.logprobs or 0 for i in some])
-        found |= zip(some, told, strict=True)
-    return [Choice(token, found.get(i)) for i, token in enumerate(tokens)]
+    if not asked:
+        return [Choice(token) for token in tokens]
+    counts = [rows[i].sampling.logprobs or 0 for i in asked]
+    told = dict(zip(asked, _logprobs(logits, asked, [tokens[i] for i in asked], counts), strict=True))
+    return [Choice(token, told.get(i)) for i, token in enumerate(tokens)]
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -112,14 +111,20 @@ def _changes(rows: Sequence[Row], vocab: int, device: torch.device) -> Changes:
 
 
 def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], counts: list[int]) -> list[Logprob]:
-    """By the model itself: before bias, penalties, temperature and cuts. Of at most TOLD_AT_ONCE rows, and always in
-    tensors for so many: memory of one size is used again and again."""
-    filled = [*rows, *[rows[0]] * (TOLD_AT_ONCE - len(rows))]
-    chosen = torch.tensor([*tokens, *[tokens[0]] * (TOLD_AT_ONCE - len(rows))], device=logits.device)[:, None]
-    logs = logits[filled].double().log_softmax(-1)
-    top = logs.topk(max(counts))
-    values = torch.cat([logs.gather(-1, chosen), top.values], -1).tolist()
+    """By the model itself: before bias, penalties, temperature and cuts.
+
+    In portions that are made up to one size: memory of that size is used again and again. One wait in the end."""
+    most, found = max(counts), []
+    for start in range(0, len(rows), TOLD_AT_ONCE):
+        some, theirs = (all_of[start : start + TOLD_AT_ONCE] for all_of in (rows, tokens))
+        missing = TOLD_AT_ONCE - len(some)
+        index, own = torch.tensor([some + some[:1] * missing, theirs + theirs[:1] * missing], device=logits.device)
+        x = logits[index]
+        top, total = x.topk(most), x.double().logsumexp(-1, keepdim=True)
+        values = torch.cat([x.gather(-1, own[:, None]), top.values], -1).double() - total
+        found.append(torch.cat([values, top.indices.double()], -1)[: len(some)])  # so large a float has all ids
+    lines: list[list[float]] = torch.cat(found).tolist()
     return [
-        Logprob(token, value, tuple(zip(ids[:count], most[:count], strict=True)))
-        for token, count, (value, *most), ids in zip(tokens, counts, values, top.indices.tolist(), strict=False)
+        Logprob(token, line[0], tuple(zip(map(int, line[1 + most :][:count]), line[1 : 1 + count], strict=True)))
+        for token, count, line in zip(tokens, counts, lines, strict=True)
     ]

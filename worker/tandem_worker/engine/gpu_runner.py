@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_worker.engine.choosing import Choice, Row, by_work, rows_of, with_logprobs
 from tandem_worker.engine.forward import DrafterForward, Space, TargetForward
 from tandem_worker.engine.graphs import Graphs
 from tandem_worker.engine.inputs import Inputs
@@ -31,6 +30,7 @@ from tandem_worker.engine.ranks import ALONE, Ranks
 from tandem_worker.engine.rounds import Rounds, buckets
 from tandem_worker.engine.runner import Verified
 from tandem_worker.engine.scheduler import Work
+from tandem_worker.engine.step_choice import StepChoice
 from tandem_worker.engine.step_layout import MOST_ROWS, Laid, Step, StepLayout
 from tandem_worker.kernels.attention import Partials
 from tandem_worker.kernels.choice import take
@@ -96,19 +96,9 @@ class GpuRunner:
         self._drafting = Inputs(
             {"following": (rows,), "last": (batch,), "lengths": (batch,), "tables": (batch, self.width)}, device
         )
-        self._deciding = Inputs(
-            {
-                "owners": (space.head_rows,),
-                "nths": (space.head_rows,),
-                "lengths": (batch,),
-                "tokens": (batch, draft_length + 1),
-            },
-            device,
-        )
         self._drafts = torch.zeros(batch, draft_length + 1, dtype=torch.int32, device=device)
         self._each = torch.arange(batch, dtype=torch.int32, device=device)
         self._ones, self._chain_positions = torch.ones_like(self._each), torch.zeros_like(self._each)
-        self._decided = torch.zeros(space.head_rows, llama.target.hidden_size, dtype=dtype, device=device)
         self.rounds = Rounds(
             self.target,
             self.drafter,
@@ -119,6 +109,7 @@ class GpuRunner:
             context_limit=context_limit,
             table_width=self.width,
         )
+        self.choice = StepChoice(self.target, self.rounds.drawing, batch, draft_length, space)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -167,8 +158,9 @@ class GpuRunner:
     @torch.inference_mode()
     def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:
         laid = self.layout.lay_out(works, capture, as_it_is=bool(self.target.observed))
+        rows = self.choice.lay_out(works, laid.firsts)
         self._forward(laid.step)
-        return VerifiedRows(self._choose(works, laid.firsts), laid)
+        return VerifiedRows(self.choice.choose(works, rows), laid)
 
     def _forward(self, step: Step) -> None:
         tokens, tiling = self.layout.device["tokens"], self.layout.tiling(step)
@@ -180,45 +172,6 @@ class GpuRunner:
             kernels()
         else:
             self.graphs.play(step, kernels)
-
-    def _choose(self, works: Sequence[Work], firsts: Sequence[int]) -> list[list[Choice]]:
-        places = [
-            first + work.end - 1 - work.start + i
-            for work, first in zip(works, firsts, strict=True)
-            if work.decides
-            for i in range(len(work.proposals) + 1)
-        ]
-        if not places:
-            return [[] for _ in works]
-        n, block, rows = len(places), self.target.block, rows_of(works)
-        torch.index_select(block.normed, 0, self._ints(places), out=self._decided[:n])
-        self.target.choose(self._decided, n)
-        drawn, told = (any(asked) for asked in zip(*((not r.sampling.greedy, r.tells) for r in rows), strict=True))
-        logits = self.target.logits(n) if drawn or told else block.logits[:n]  # a rank's own, which nobody reads
-        if drawn:
-            self._draw(logits, rows)
-        best = torch.zeros(n, dtype=torch.int32, device=self.device)
-        take(self.target.best, n, best)
-        choices = with_logprobs(logits, rows, best.tolist())
-        self.ranks.check()
-        return by_work(works, choices)
-
-    def _draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """As in a round, whose state is written anew after a step."""
-        self._deciding.clear()
-        requests = list(dict.fromkeys(row.request for row in rows))
-        laid, there, owner_of = self._deciding.host, self._deciding.device, {one: i for i, one in enumerate(requests)}
-        for m, row in enumerate(rows):
-            owner, nth = owner_of[row.request], len(row.drafted)
-            laid["owners"][m], laid["nths"][m] = owner, nth
-            laid["lengths"][owner] = len(row.request.tokens) - 1
-            laid["tokens"][owner, 1 : nth + 1] = row.drafted  # the last row of a request has all
-        self._deciding.send(len(requests))
-        drawing = self.rounds.drawing
-        drawing.write(requests, len(requests))
-        drawing.draw(
-            logits, self.target.best, len(rows), there["owners"], there["nths"], there["tokens"], there["lengths"]
-        )
 
     @torch.inference_mode()
     def draft(self, works: Sequence[Work], verified: Verified, drafting: Sequence[bool], length: int) -> None:
