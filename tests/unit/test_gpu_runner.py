@@ -108,6 +108,25 @@ def test_rounds_draw_what_the_cpu_draws_with_speculation_and_without(samplings: 
     assert Phase.VERIFY in steps[2]
 
 
+def test_steps_draw_and_tell_probabilities_as_the_cpu_does() -> None:
+    """Who asks for log probabilities is served by steps, and so are his neighbours."""
+    samplings = [replace(DRAWN[0][0], logprobs=3), DRAWN[1][0]]
+    told = []
+    for kernels in (False, True):
+        made = engine(kernels, speculate=True)
+        sent = [submit(made, prompt, one) for prompt, one in zip(PROMPTS, samplings, strict=True)]
+        finish_all(made)
+        told.append([text.request for text in sent])
+        assert made.rounds is None or not made.rounds.graphs.captured
+    (asked, other), (asked_too, other_too) = told
+    assert (asked.tokens, other.tokens) == (asked_too.tokens, other_too.tokens)
+    assert [one.token for one in asked.logprobs] == asked.tokens[len(asked.prompt) :]
+    for a, b in zip(asked.logprobs, asked_too.logprobs, strict=True):
+        assert [token for token, _ in a.top] == [token for token, _ in b.top]
+        assert [a.value, *(value for _, value in a.top)] == pytest.approx([b.value, *(value for _, value in b.top)])
+    assert not other.logprobs
+
+
 def test_request_that_meets_a_nan_in_a_round_fails_alone(plain: list[list[int]]) -> None:
     """It is made to say a token whose embedding is not a number. Whoever gets its page next is not harmed."""
     llama, eagle3 = deepcopy(pair())
