@@ -52,6 +52,7 @@ def test_memory_of_mixed_requests_is_taken_once(count: Count) -> None:
     chance = random.Random(12)
     made = engine(large(), max_batch=16, prefill_chunk=128, kv_cache_tokens=32768)
     made.prepare()
+    assert made.degraded == ""
     reserved = []
     for _ in range(5):
         for prompt in random_prompts(60, 300):
