@@ -132,6 +132,7 @@ def _least(scratch_ptr, n, base, bound, COUNTS: tl.constexpr, STEPS: tl.constexp
 @triton.jit
 def _gather(scratch_ptr, into_ptr, count_ptr, low, high, V, STEPS: tl.constexpr, LANES: tl.constexpr):
     """Sets the weights in [low, high) aside, in any order -> how many. There must be room."""
+    tl.debug_barrier()  # all have read what was counted before
     tl.store(count_ptr, 0)
     tl.debug_barrier()
     for start in range(0, V, STEPS * LANES):
