@@ -191,6 +191,37 @@ def test_steps_made_up_to_the_size_of_a_graph_say_the_same(
     assert {(step.rows, step.context) for step in steps} == {(16, 320)}
 
 
+@pytest.mark.parametrize("speculate", [True, False])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_no_request_waits_for_a_steps_graph(
+    speculate: bool, logprobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one with log probabilities, which has steps without prompts in them; all are captured at the start."""
+    llama, eagle3 = pair()
+    made = Engine(llama, eagle3, EngineOptions(3, 5, 512, prefill_chunk=40, kernels=True), Told())
+    made.switch(speculate)
+    assert isinstance(made.runner, GpuRunner)
+    made.runner.layout.padded = True
+    captured, met = set[Step](), set[Step]()
+    monkeypatch.setattr(made.runner, "_draft_chain", lambda chain: None)
+    monkeypatch.setattr(made.runner, "_forward", captured.add)
+    made.runner.capture_all()
+    monkeypatch.undo()
+    forward = made.runner._forward
+
+    def seen(step: Step) -> None:
+        met.add(step)
+        forward(step)
+
+    monkeypatch.setattr(made.runner, "_forward", seen)
+    for count in (5, 1):
+        for i in range(count):
+            submit(made, [1 + i, 9, 4], Sampling(3, logprobs=logprobs))
+        finish_all(made)
+    assert met <= captured
+    assert len(met) > 1
+
+
 @pytest.mark.parametrize(("max_batch", "prefill_chunk", "draft_length"), [(1, 8, 16), (2, 8, 1), (9, 16, 3)])
 def test_every_size_of_a_step_has_room_for_its_tiles(
     max_batch: int, prefill_chunk: int, draft_length: int, monkeypatch: pytest.MonkeyPatch

@@ -142,7 +142,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture_all(self) -> None:
-        """Graphs of steps with prompts in them, and of what is drafted behind them. All rows stand nowhere."""
+        """Graphs of steps, and of what is drafted behind them. All rows stand nowhere."""
         started = time.perf_counter()
         for step in self.layout.all_made_up((True, False) if self.drafter else (False,)):
             self._forward(step)
@@ -153,7 +153,7 @@ class GpuRunner:
                 reversed(self.rounds.buckets), self.rounds.lengths, reversed(self.rounds.contexts)
             ):
                 self._draft_chain(Chain(batch, length, context))
-        log.info("Captured the graphs of prompts in %.1f s", time.perf_counter() - started)
+        log.info("Captured the graphs of steps in %.1f s", time.perf_counter() - started)
 
     @torch.inference_mode()
     def verify(self, works: Sequence[Work], capture: bool) -> VerifiedRows:

@@ -8,7 +8,7 @@ to launch their kernels one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -95,16 +95,19 @@ class StepLayout:
             step = self._made_up(step, len(works))
         return Laid(step, tuple(firsts), rows)
 
-    def all_made_up(self, kinds: Sequence[bool]) -> Iterator[Step]:
-        """Every step with prompts that others are made up to, the largest first; all rows stand nowhere.
-        kinds: with streams captured, and without."""
+    def all_made_up(self, kinds: Sequence[bool]) -> list[Step]:
+        """Every step that others are made up to, the largest first: with prompts, and without, which are those of
+        requests that rounds do not take. All rows stand nowhere. kinds: with streams captured, and without."""
         self._inputs.clear()
         self._inputs.send(1 + self.batch)
-        tokens = tile_tokens(self._group, self.room)
-        for rows, works, context, capture in product(
-            reversed(self.sizes), {FEW, self.batch}, reversed(self.contexts), kinds
-        ):
-            yield Step(rows, _most_tiles(rows, works, tokens), tokens, context, capture)
+        steps = []
+        for rows, works in product(reversed(self.sizes), sorted({FEW, self.batch})):
+            forms = [tile_tokens(self._group, self.room)]
+            if rows <= self._size(min(works, self.batch) * self._verified):
+                forms.append(tile_tokens(self._group, self._verified))
+            for tokens, context, capture in product(forms, reversed(self.contexts), kinds):
+                steps.append(Step(rows, _most_tiles(rows, works, tokens), tokens, context, capture))
+        return list(dict.fromkeys(steps))
 
     def tiling(self, step: Step) -> Tiling:
         rows, counts = self.device["tile_rows"], self.device["tile_counts"]
@@ -115,9 +118,12 @@ class StepLayout:
         return next(c for c in self.contexts if positions <= c) if self.padded else positions
 
     def _made_up(self, step: Step, works: int) -> Step:
-        rows = next(size for size in self.sizes if step.rows <= size)
+        rows = self._size(step.rows)
         tiles = _most_tiles(rows, FEW if works <= FEW else self.batch, step.tokens)
         return Step(rows, tiles, step.tokens, self.context(step.context), step.capture)
+
+    def _size(self, rows: int) -> int:
+        return next((size for size in self.sizes if rows <= size), self.sizes[-1])
 
 
 def _most_tiles(rows: int, works: int, tokens: int) -> int:
