@@ -216,7 +216,7 @@ def test_no_request_waits_for_a_steps_graph(
     monkeypatch.setattr(made.runner, "_forward", seen)
     for count in (5, 1):
         for i in range(count):
-            submit(made, [1 + i, 9, 4], Sampling(3, logprobs=logprobs))
+            submit(made, [1 + i, *PROMPTS[0][:6]], Sampling(3, logprobs=logprobs))
         finish_all(made)
     assert met <= captured
     assert len(met) > 1
