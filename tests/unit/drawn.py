@@ -13,7 +13,8 @@ from tandem_worker.engine.drawing import Drawing
 from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.engine.sampling import Changes, Settings
 from tandem_worker.kernels.choice import COLUMNS, Best, largest, take
-from tandem_worker.kernels.draw import AHEAD, BEHIND, FORM, Form, Scratch, draw
+from tandem_worker.kernels.cuts import AHEAD, BEHIND
+from tandem_worker.kernels.draw import FORM, Form, Scratch, draw
 from tandem_worker.kernels.launch import cdiv
 
 

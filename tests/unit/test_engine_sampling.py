@@ -18,10 +18,10 @@ from torch import Tensor
 from tandem_worker.engine import engine as engine_module
 from tandem_worker.engine.choosing import BROKEN, Row, choose
 from tandem_worker.engine.engine import Engine
-from tandem_worker.engine.philox import MASK, halves, philox, uniform
 from tandem_worker.engine.request import Request, Sampling
 from tandem_worker.engine.runner import Runner
-from tandem_worker.engine.sampling import ONE, Changes, Settings, confirmed, draw, weigh
+from tandem_worker.engine.sampling import Changes, Settings, confirmed, draw, weigh
+from tandem_worker.kernels.chance import MASK, ONE, halves, philox, uniform
 from tandem_worker.models.eagle3 import Eagle3
 from tandem_worker.models.llama import Llama
 from unit.pairs import DRAFT_VOCAB, VOCAB, drafter_files, target_files

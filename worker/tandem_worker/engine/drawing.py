@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_worker.engine.philox import halves
 from tandem_worker.engine.request import Request, Sampling
-from tandem_worker.kernels.draw import ALONE, BIASED, DRAWS, PENALISES, REALS, Scratch, draw
+from tandem_worker.kernels.chance import halves
+from tandem_worker.kernels.draw import ALONE, BIASED, DRAWS, PENALISES, REALS, WHOLES, Scratch, draw
 
 if TYPE_CHECKING:
     from tandem_worker.engine.round_state import State
@@ -31,7 +31,7 @@ class Drawing:
         """rows: that are drawn from together, at most."""
         self.vocab, self.device = vocab, device
         self.reals = torch.zeros(batch, len(REALS), dtype=torch.float64, device=device)
-        self.wholes = torch.zeros(batch, 4, dtype=torch.int64, device=device)
+        self.wholes = torch.zeros(batch, len(WHOLES), dtype=torch.int64, device=device)
         self.bias = torch.zeros(batch, vocab, device=device)
         self.generated = torch.zeros(batch, vocab, dtype=torch.int32, device=device)
         self.prompt = torch.zeros(batch, vocab, dtype=torch.bool, device=device)

@@ -5,12 +5,12 @@ then accepts d with probability p(d) and otherwise draws from p without d, renor
 from, after penalties, temperature and cuts. Drawing x from p and accepting d when x = d does precisely that: x = d has
 probability p(d), and given x != d, x is distributed as p without d. Hence one rule for greedy and sampled text: *draw
 the target's token for every row; drafted tokens are accepted as long as they equal it; the first that differs is
-replaced by it.* The draw of position t depends on seed and t alone (`philox`), so a seeded text is the same with
+replaced by it.* The draw of position t depends on seed and t alone (see `chance`), so a seeded text is the same with
 speculation and without.
 
-Everything is plain torch with static shapes and without a look at a value, so that it can be part of a CUDA graph; what
-requests ask for is in tensors. Probabilities become whole numbers before they are added: such sums do not depend on
-order, so a draw does not depend on how a device adds, nor on how many rows share the batch.
+This is the definition, in plain torch, and what a CPU runs; `kernels.draw` says the same on a GPU. Probabilities become
+whole numbers before they are added: such sums do not depend on order, so a draw does not depend on how a device adds,
+nor on how many rows share the batch.
 
 Shapes: M rows, V tokens.
 """
@@ -23,12 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tandem_worker.engine.philox import halves, uniform
 from tandem_worker.engine.request import Sampling
-
-ONE = float(1 << 42)
-"""The weight of a row's most probable token. 2**20 tokens of it still fit 64 bits; what is less probable than it by
-2**42 is never drawn."""
+from tandem_worker.kernels.chance import ONE, halves, uniform
 
 
 class Settings(NamedTuple):

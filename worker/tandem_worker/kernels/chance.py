@@ -3,7 +3,7 @@
 Philox2x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): ten rounds of multiplication and
 exclusive or turn a counter and a key into 64 random bits. The counter is the position and the seed's upper half, the
 key its lower half. There is no state to keep, so a draw does not depend on what was drawn before, or beside it. Whole
-numbers only, so every device gives the same bits.
+numbers only, so every device gives the same bits. Here in plain torch; `draw` does the same for one row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from torch import Tensor
 MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
 MASK = 0xFFFFFFFF
 """32-bit words are kept in int64: products of two wrap around, but their bits are those of an unsigned product."""
+
+ONE = float(1 << 42)
+"""The weight of a row's most probable token. 2**20 tokens of it still fit 64 bits; what is less probable than it by
+2**42 is never drawn."""
 
 
 def halves(seed: int) -> tuple[int, int]:
