@@ -10,7 +10,7 @@ import torch
 
 from gpu.test_engine_gpu import CUDA, engine, large, random_prompts
 from tandem_worker.engine.request import Sampling
-from unit.drawn import any_request, by_kernel, by_torch, drafts_of
+from unit.drawn import KINDS, any_request, by_kernel, by_torch, drafts_of, logits_of, small
 from unit.serving import finish_all, submit
 
 if TYPE_CHECKING:
@@ -31,6 +31,26 @@ def test_tokens_are_those_of_the_definition(count: Count, spread: float) -> None
     count("tokens", sum(a != b for a, b in zip(found, expected, strict=True)), len(expected))
     alone = [by_kernel(logits[4 * i : 4 * i + 4], requests[i : i + 1], tokens[i : i + 1]) for i in range(64)]
     count("tokens alone", sum(a != b for a, b in zip([t for row in alone for t in row], found, strict=True)), 256)
+
+
+@pytest.mark.parametrize("warps", [1, 4, 16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("ahead", "behind"),
+    [(5000, 0), (40, 5000), (40, 500), (2, 5000), (0, 0)],
+    ids=["all are set aside", "those around the cut", "if they are few", "far down", "none"],
+)
+def test_cuts_are_found_however_few_tokens_are_set_aside(
+    count: Count, ahead: int, behind: int, kind: str, warps: int
+) -> None:
+    """Each way to a cut, as it is compiled: the interpreter is not told what a loop carries."""
+    chance, vocab = random.Random(f"{kind} {ahead}"), 5000
+    requests = [any_request(chance, vocab) for _ in range(48)]
+    tokens = drafts_of(requests, 2, vocab, chance)
+    logits = logits_of(kind, 144, vocab, 5).to(CUDA)
+    found = by_kernel(logits, requests, tokens, ahead, behind, small(128, warps))
+    expected = by_torch(logits, requests, tokens)
+    count("tokens", sum(a != b for a, b in zip(found, expected, strict=True)), len(expected))
 
 
 def any_sampling(chance: random.Random) -> Sampling:

@@ -17,6 +17,18 @@ from tandem_worker.kernels.cuts import AHEAD, BEHIND
 from tandem_worker.kernels.draw import FORM, Form, Scratch, draw
 from tandem_worker.kernels.launch import cdiv
 
+KINDS = {"smooth": 3.0, "tied": 1.0, "flat": 0.01, "sharp": 8.0}
+
+
+def logits_of(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
+    x = KINDS[kind] * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    return x.round() if kind == "tied" else x
+
+
+def small(lanes: int, warps: int = 1) -> Form:
+    """So that a few tokens are several blocks."""
+    return Form(block=2 * lanes, steps=2, lanes=lanes, warps=warps, programs=1)
+
 
 def any_request(chance: random.Random, vocab: int) -> Request:
     """A quarter is greedy by its settings; every other setting comes with every other."""
@@ -33,7 +45,7 @@ def any_request(chance: random.Random, vocab: int) -> Request:
     }
     prompt = tuple(chance.choices(range(vocab), k=chance.randrange(1, 9)))
     request = Request(prompt, Sampling(99, **settings), lambda tokens, finish: None)  # type: ignore[arg-type]
-    request.tokens += chance.choices(range(vocab), k=chance.randrange(9))
+    request.tokens += chance.choices(chance.choices(range(vocab), k=3), k=chance.randrange(20))  # some of them often
     return request
 
 

@@ -7,11 +7,9 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
 
 from tandem_worker.engine.request import Request, Sampling
-from tandem_worker.kernels.draw import Form
-from unit.drawn import any_request, by_kernel, by_torch, drafts_of
+from unit.drawn import KINDS, any_request, by_kernel, by_torch, drafts_of, logits_of, small
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning",  # of tiles' ends, which nobody stores
@@ -19,20 +17,10 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def small(lanes: int) -> Form:
-    """So that a few tokens are several blocks."""
-    return Form(block=2 * lanes, steps=2, lanes=lanes, warps=1, programs=1)
-
-
 SMALL = small(16)
 
 
-def logits_of(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
-    x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
-    return {"smooth": 3 * x, "tied": x.round(), "flat": 0.01 * x, "sharp": 8 * x}[kind]
-
-
-@pytest.mark.parametrize("kind", ["smooth", "tied", "flat", "sharp"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("vocab", "lanes", "ahead", "behind"),
     [(37, 64, 64, 64), (90, 16, 2, 90), (90, 8, 9, 20), (64, 16, 0, 0)],

@@ -167,6 +167,15 @@ def test_seed_repeats_a_sampled_text_with_speculation_and_without(served: Served
     assert without[0] == without[2] != without[1]
 
 
+def test_a_temperature_next_to_nothing_is_none(served: Served) -> None:
+    """Logits over it would be infinite."""
+    warm, cold, none = (
+        served.complete(prompt=PROMPT, max_tokens=24, temperature=t, seed=1).json()["choices"][0]["text"]
+        for t in (1.5, 1e-308, 0)
+    )
+    assert cold == none != warm
+
+
 BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": PROMPT, "n": 2}, "n: "),
     ({"prompt": PROMPT, "logprobs": 6}, "logprobs: "),
@@ -188,6 +197,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": PROMPT, "top_k": -2}, "top_k: "),
     ({"prompt": PROMPT, "min_p": 1.5}, "min_p: "),
     ({"prompt": PROMPT, "repetition_penalty": 0}, "repetition_penalty: "),
+    ({"prompt": PROMPT, "repetition_penalty": 1e-308}, "repetition_penalty: "),
     ({"prompt": PROMPT, "logit_bias": {"x": 1}}, "logit_bias"),
     ({"prompt": PROMPT, "logit_bias": {"3": 101}}, "logit_bias"),
     ({"prompt": PROMPT, "logit_bias": {"512": 1}}, "Token 512 is not in the vocabulary of 512"),

@@ -65,7 +65,7 @@ class Drawing:
         draw(logits, best, rows, owners, nths, tokens, lengths, self.reals, self.wholes, changes, self._scratch)
 
     def refuse(self, state: State) -> None:
-        """Drafts that are not wanted become wrong ones."""
+        """Drafts that are not wanted become wrong ones: after `draw`, which reads drafts, and before acceptance."""
         batch, t = state.tokens.shape
         if t > 1:
             state.tokens[:, 1].masked_fill_(self._alone[:batch], -1)

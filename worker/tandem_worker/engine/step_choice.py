@@ -22,7 +22,7 @@ from tandem_worker.kernels.choice import take
 
 class StepChoice:
     def __init__(self, target: TargetForward, drawing: Drawing, batch: int, draft_length: int, space: Space) -> None:
-        """drawing: may be that of rounds, whose state is written anew after a step."""
+        """drawing: may be that of rounds, whose state is written anew after a step (`Rounds.forget`)."""
         self.target, self.drawing, rows = target, drawing, space.head_rows
         sizes = {
             "places": (rows,),  # of deciding rows in the step
@@ -38,6 +38,8 @@ class StepChoice:
     def lay_out(self, works: Sequence[Work], firsts: Sequence[int]) -> list[Row]:
         """Before the forward. firsts: each work's first row in the step."""
         rows, laid = rows_of(works), self._inputs.host
+        if not rows:
+            return rows
         self._inputs.clear()
         deciding = [(work, first) for work, first in zip(works, firsts, strict=True) if work.decides]
         end = 0

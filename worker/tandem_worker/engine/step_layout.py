@@ -101,7 +101,7 @@ class StepLayout:
         self._inputs.clear()
         self._inputs.send(1 + self.batch)
         steps = []
-        for rows, works in product(reversed(self.sizes), sorted({FEW, self.batch})):
+        for rows, works in product(reversed(self.sizes), sorted({FEW, max(FEW, self.batch)})):
             forms = [tile_tokens(self._group, self.room)]
             if rows <= self._size(min(works, self.batch) * self._verified):
                 forms.append(tile_tokens(self._group, self._verified))

@@ -90,10 +90,10 @@ def _changed(x, i, there, b, nth, flags, real_ptr, bias_ptr, generated_ptr, prom
 
 
 @triton.jit
-def _at_point(scratch_ptr, sum_ptr, least, uniform, V, SUMS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
+def _at_point(weight_ptr, sum_ptr, least, uniform, V, SUMS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
     """Inverse of the cumulative distribution -> token. sum_ptr: room for SUMS numbers."""
     for start in range(0, V, STEPS * LANES):
-        of_lanes = tl.sum(kept(scratch_ptr, start, V, least, STEPS, LANES), 1)
+        of_lanes = tl.sum(kept(weight_ptr, start, V, least, STEPS, LANES), 1)
         tl.store(sum_ptr + start // LANES + tl.arange(0, STEPS), of_lanes)
     tl.debug_barrier()
     each = tl.arange(0, SUMS)
@@ -104,9 +104,9 @@ def _at_point(scratch_ptr, sum_ptr, least, uniform, V, SUMS: tl.constexpr, STEPS
     before = tl.sum(tl.where(passed, sums, 0), 0)
     start = tl.sum(passed.to(tl.int32), 0) * LANES
     i = start + tl.arange(0, LANES)
-    w = tl.load(scratch_ptr + i, mask=i < V, other=0)
+    w = tl.load(weight_ptr + i, mask=i < V, other=0)
     within = before + tl.cumsum(tl.where(w >= least, w, 0), 0)
-    return start + tl.sum((within <= point).to(tl.int32), 0)
+    return tl.minimum(start + tl.sum((within <= point).to(tl.int32), 0), V - 1)  # whatever the weights are
 
 
 @triton.jit
@@ -126,7 +126,10 @@ def _largest_changed(
     return largest, tl.min(tl.where(most == largest, where, V), 0)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(
+    do_not_specialize=["M", "T"],
+    do_not_specialize_on_alignment=["owner_ptr", "nth_ptr", "token_ptr", "length_ptr"],  # of rounds, or of a step
+)
 def _draw(
     logit_ptr,
     value_ptr,
@@ -157,7 +160,9 @@ def _draw(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    scratch_ptr += tl.program_id(0).to(tl.int64) * (V + 1 + AHEAD + BEHIND + SUMS)
+    weights = scratch_ptr + tl.program_id(0).to(tl.int64) * (V + SUMS + AHEAD + BEHIND + 1)
+    sums = weights + V
+    ahead, behind, count = sums + SUMS, sums + SUMS + AHEAD, sums + SUMS + AHEAD + BEHIND
     for row in range(tl.program_id(0), M, tl.num_programs(0)):
         m = tl.full([], 0, tl.int64) + row
         b = tl.load(owner_ptr + m).to(tl.int64)
@@ -183,38 +188,43 @@ def _draw(
                     )
                     w = tl.exp(x / temperature - largest) * _ONE
                     bits = (w.to(tl.int64, bitcast=True) >> 52) - 1022  # of the whole number; below 1 it has none
-                    tl.store(scratch_ptr + i, w.to(tl.int64), mask=i < V)
+                    tl.store(weights + i, w.to(tl.int64), mask=i < V)
                     lengths += tl.histogram(tl.maximum(bits, 0).to(tl.int32), LENGTHS)
                 tl.debug_barrier()
                 least, top_k = (tl.load(reals + _MIN_P) * _ONE).to(tl.int64), tl.load(wholes + _TOP_K)
                 if (top_k < V) | (top_p < 1):
-                    of_cuts = least_of_cuts(scratch_ptr, lengths, top_k, top_p, V, AHEAD, BEHIND, STEPS, LANES)
+                    of_cuts = least_of_cuts(
+                        weights, count, ahead, behind, lengths, top_k, top_p, V, AHEAD, BEHIND, STEPS, LANES
+                    )
                     least = tl.maximum(least, of_cuts)
                 seed_low, seed_high = tl.load(wholes + _SEED_LOW), tl.load(wholes + _SEED_HIGH)
                 uniform = _uniform(tl.load(length_ptr + b) + 1 + nth, seed_high, seed_low)
-                sum_ptr = scratch_ptr + V + 1 + AHEAD + BEHIND
-                token = _at_point(scratch_ptr, sum_ptr, least, uniform, V, SUMS, STEPS, LANES)
+                token = _at_point(weights, sums, least, uniform, V, SUMS, STEPS, LANES)
             tl.debug_barrier()  # the scratch is free
-            tl.store(value_ptr + m * TILES, float("inf"))  # the first of the largest: whoever looks finds this token
+            # Whoever looks for the largest finds this token. Broken rows, whose tiles say infinite too, are not here.
+            tl.store(value_ptr + m * TILES, float("inf"))
             tl.store(best_ptr + m * TILES, token)
 
 
 class Scratch:
-    """A row for each program, [programs, V + ...]: V weights, how many of them were set aside, those, and sums."""
+    """A row for each program, [programs, V + ...]: weights, sums of some of them, those set aside, and their count."""
 
     def __init__(self, vocab, rows, device, ahead=AHEAD, behind=BEHIND, form=FORM) -> None:
         self.ahead, self.behind, self.form = ahead, behind, form
         self.sums = power_of_2(cdiv(vocab, form.lanes * form.steps) * form.steps)
         at_once = 2 if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count
         self.programs = min(rows, at_once * form.programs)
-        self.room = torch.zeros(self.programs, vocab + 1 + ahead + behind + self.sums, dtype=torch.int64, device=device)
+        self.room = torch.zeros(self.programs, vocab + self.sums + ahead + behind + 1, dtype=torch.int64, device=device)
 
 
 def draw(logits, best, rows, owners, nths, tokens, lengths, reals, wholes, changes, scratch) -> None:
     """Puts what is drawn into `best`, whose tokens stay for greedy rows and for those whose logits are broken.
 
-    logits [M, V]; changes: bias float32, generated int32, prompt bool, [B, V] each."""
-    form = scratch.form
+    logits [M, V]; changes: bias float32, generated int32, prompt bool, [B, V] each.
+
+    Products and sums are rounded one by one, as torch does it: tokens that tie stay tied."""
+    form, vocab = scratch.form, logits.shape[-1]
+    assert all(change.shape[-1] == vocab for change in changes)
     launch(
         _draw,
         (min(rows, scratch.programs),),
@@ -231,8 +241,9 @@ def draw(logits, best, rows, owners, nths, tokens, lengths, reals, wholes, chang
         scratch.room,
         rows,
         tokens.shape[-1],
-        logits.shape[-1],
+        vocab,
         warps=form.warps,
+        enable_fp_fusion=False,
         AHEAD=scratch.ahead,
         BEHIND=scratch.behind,
         SUMS=scratch.sums,

@@ -52,6 +52,9 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+COLDEST = 1e-5
+"""Temperatures below are 0: nothing but the most probable token has a chance, and logits over them may be infinite."""
+
 Token = Annotated[int, Field(ge=0, strict=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -75,7 +78,7 @@ class GenerationRequest(Strict):
     # Not OpenAI's:
     top_k: int = Field(default=0, ge=-1, description="0 or -1: all tokens")
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=10)
     ignore_eos: bool = False
     speculate: bool = True
     # Understood only with the value that changes nothing:
@@ -97,7 +100,7 @@ class GenerationRequest(Strict):
         """Prompts of one request draw independently, also with a seed."""
         return Sampling(
             max_tokens,
-            self.temperature,
+            self.temperature if self.temperature >= COLDEST else 0,
             self.top_p,
             secrets.randbits(63) if self.seed is None else self.seed + index,
             top_k=max(self.top_k, 0),
