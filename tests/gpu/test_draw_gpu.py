@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpu.test_engine_gpu import CUDA, engine, large, random_prompts
-from tandem_worker.engine.request import Sampling
+from tandem_worker.engine.choosing import Row, with_logprobs
+from tandem_worker.engine.request import Request, Sampling
 from unit.drawn import KINDS, any_request, by_kernel, by_torch, drafts_of, logits_of, small
 from unit.serving import finish_all, submit
 
@@ -51,6 +52,18 @@ def test_cuts_are_found_however_few_tokens_are_set_aside(
     found = by_kernel(logits, requests, tokens, ahead, behind, small(128, warps))
     expected = by_torch(logits, requests, tokens)
     count("tokens", sum(a != b for a, b in zip(found, expected, strict=True)), len(expected))
+
+
+def test_log_probabilities_are_those_of_float64() -> None:
+    torch.manual_seed(8)
+    logits = (3 * torch.randn(20, VOCAB, device=CUDA)).bfloat16()
+    rows = [Row(Request((2,), Sampling(1, logprobs=5), lambda tokens, finish: None), ()) for _ in range(20)]
+    expected = logits.double().log_softmax(-1).cpu()
+    for i, (_, told) in enumerate(with_logprobs(logits, rows, range(20))):
+        assert told is not None
+        assert told.value == pytest.approx(expected[i, i].item())
+        assert [value for _, value in told.top] == pytest.approx(expected[i].topk(5).values.tolist())
+        assert [value for _, value in told.top] == pytest.approx([expected[i, token].item() for token, _ in told.top])
 
 
 def any_sampling(chance: random.Random) -> Sampling:

@@ -194,6 +194,23 @@ def test_log_probabilities_are_the_models_own_before_any_setting() -> None:
     assert [value for _, value in choice.logprob.top] == pytest.approx(expected[order].tolist())
 
 
+def test_log_probabilities_are_told_to_whoever_asks_and_as_many_as_he_asks_for() -> None:
+    logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(4))
+    asked = [None, 0, 5, 2] * 5
+    rows = [Row(Request((2,), Sampling(1, logprobs=count), lambda tokens, finish: None), ()) for count in asked]
+    expected = logits.double().log_softmax(-1)
+    for i, (choice, count) in enumerate(zip(choose(logits, rows), asked, strict=True)):
+        assert choice.token == logits[i].argmax()
+        if count is None:
+            assert choice.logprob is None
+            continue
+        assert choice.logprob is not None
+        assert choice.logprob.value == pytest.approx(expected[i].max().item())
+        order = expected[i].argsort(descending=True)[:count]
+        assert [token for token, _ in choice.logprob.top] == order.tolist()
+        assert [value for _, value in choice.logprob.top] == pytest.approx(expected[i][order].tolist())
+
+
 # --- draws -----------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -226,7 +225,7 @@ class GpuRunner:
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Zeros in the pages of all caches, once the rounds that run have ended."""
-        index = self._ints(pages).long()
+        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
         for block in (self.target.block, *([self.drafter.block] if self.drafter else [])):
             for kept in block.cache:
                 kept.index_fill_(1, index, 0)
@@ -239,6 +238,3 @@ class GpuRunner:
             yield observed
         finally:
             self.target.observed = None
-
-    def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)

@@ -62,9 +62,6 @@ class Settings(NamedTuple):
             ints([high for _, high in seeds]),
         )
 
-    def rows(self, index: slice | Tensor) -> Settings:
-        return Settings(*(values[index] for values in self))
-
 
 class Changes(NamedTuple):
     """What is done to logits [M, V] before anything is drawn from them."""
