@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,14 +68,9 @@ def test_log_probabilities_are_those_of_float64() -> None:
 
 
 def any_sampling(chance: random.Random) -> Sampling:
-    asked = any_request(chance, VOCAB).sampling
-    return Sampling(
-        chance.randrange(1, 30),
-        asked.temperature,
-        asked.top_p,
-        asked.seed,
-        asked.top_k,
-        presence_penalty=asked.presence_penalty,
+    return replace(
+        any_request(chance, VOCAB).sampling,
+        max_tokens=chance.randrange(1, 30),
         logprobs=chance.choice((None, None, 0, 5)),
         speculate=chance.random() < 0.8,
     )

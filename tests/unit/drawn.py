@@ -27,7 +27,7 @@ def logits_of(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
 
 def small(lanes: int, warps: int = 1) -> Form:
     """So that a few tokens are several blocks."""
-    return Form(block=2 * lanes, steps=2, lanes=lanes, warps=warps, programs=1)
+    return Form(block=2 * lanes, steps=2, lanes=lanes, warps=warps)
 
 
 def any_request(chance: random.Random, vocab: int) -> Request:

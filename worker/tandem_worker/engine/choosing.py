@@ -114,17 +114,15 @@ def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], counts: list[i
     """By the model itself: before bias, penalties, temperature and cuts.
 
     In portions that are made up to one size: memory of that size is used again and again. One wait in the end."""
-    most, found = max(counts), []
-    for start in range(0, len(rows), TOLD_AT_ONCE):
-        some, theirs = (all_of[start : start + TOLD_AT_ONCE] for all_of in (rows, tokens))
-        missing = TOLD_AT_ONCE - len(some)
-        index, own = torch.tensor([some + some[:1] * missing, theirs + theirs[:1] * missing], device=logits.device)
+    most, found, missing = max(counts), [], -len(rows) % TOLD_AT_ONCE
+    asked = torch.tensor([rows + rows[:1] * missing, tokens + tokens[:1] * missing], device=logits.device)
+    for index, own in asked.split(TOLD_AT_ONCE, 1):
         x = logits[index]
         top, total = x.topk(most), x.double().logsumexp(-1, keepdim=True)
         values = torch.cat([x.gather(-1, own[:, None]), top.values], -1).double() - total
-        found.append(torch.cat([values, top.indices.double()], -1)[: len(some)])  # so large a float has all ids
+        found.append(torch.cat([values, top.indices.double()], -1))  # so large a float has all ids
     lines: list[list[float]] = torch.cat(found).tolist()
     return [
         Logprob(token, line[0], tuple(zip(map(int, line[1 + most :][:count]), line[1 : 1 + count], strict=True)))
-        for token, count, line in zip(tokens, counts, lines, strict=True)
+        for token, count, line in zip(tokens, counts, lines[: len(rows)], strict=True)
     ]

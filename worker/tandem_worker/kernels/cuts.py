@@ -3,7 +3,7 @@
 
 Both cuts ask for the smallest weight w such that less than so much stands above it: fewer than k tokens, or less than
 p of the sum. What stands above a weight only falls as it grows, so bisection finds it, whole numbers and all, in 43
-looks. To look at all tokens each time would take longer than the target; so a row's most probable thousand are set
+looks. To look at all tokens each time would take longer than the target; so a row's most probable ones are set
 aside and looked at. Where these do not reach as far as the cut, it lies between two powers of two further down, and the
 weights between those are set aside.
 
