@@ -1,7 +1,7 @@
 """The builtin engine on one GPU at the shape of Llama-3.1-8B with its EAGLE-3 drafter, beside the card's own ceilings.
 
     python benchmarks/h200_llama8b.py --out benchmarks/results/h200-llama8b.json
-    python benchmarks/h200_llama8b.py --out h200-llama8b-fp8.json --fp8 channel
+    python benchmarks/h200_llama8b.py --out h200-llama8b-fp8.json --fp8 channel    # not run yet
     python benchmarks/h200_llama8b.py --out h200-llama8b-drawn.json --drawn
 
 Weights are random and made on the device, so times are real and text and acceptance are not: acceptance is forced (see
