@@ -1,7 +1,7 @@
 """The builtin engine on one GPU at the shape of Llama-3.1-8B with its EAGLE-3 drafter, beside the card's own ceilings.
 
     python benchmarks/h200_llama8b.py --out benchmarks/results/h200-llama8b.json
-    python benchmarks/h200_llama8b.py --out h200-llama8b-fp8.json --fp8 channel    # not run yet
+    python benchmarks/h200_llama8b.py --out h200-llama8b-fp8.json --fp8 channel
     python benchmarks/h200_llama8b.py --out h200-llama8b-drawn.json --drawn
 
 Weights are random and made on the device, so times are real and text and acceptance are not: acceptance is forced (see
@@ -20,8 +20,10 @@ import gc
 import json
 import platform
 import random
+import shlex
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -244,9 +246,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
-        "command": f"python benchmarks/h200_llama8b.py --out {options.out.name} --seconds {options.seconds:g}"
-        + (f" --fp8 {options.fp8}" if options.fp8 else "")
-        + (" --drawn" if options.drawn else ""),
+        "command": shlex.join(["python", *sys.argv]),
         "commit": options.commit,
     }
     rows: list[dict[str, Any]] = []

@@ -25,7 +25,9 @@ import json
 import os
 import platform
 import random
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -157,6 +159,7 @@ def sweep(options: argparse.Namespace, folder: Path, question: Question) -> Iter
 def about(options: argparse.Namespace) -> dict[str, Any]:
     card = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} cores {platform.machine()}"
     return {
+        "command": shlex.join(["python", *sys.argv]),
         "pair": Path(options.pair).name,
         "device": card,
         "load_of_machine_before": round(os.getloadavg()[0], 1),
@@ -218,9 +221,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    report: dict[str, Any] = {"command": "make bench-service"}
-    if options.out.exists():
-        report |= json.loads(options.out.read_text())
+    report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
 
     def keep() -> None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
