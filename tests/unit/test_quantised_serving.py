@@ -12,16 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from tandem_worker.checkpoint import open_checkpoint, read_target
 from tandem_worker.checks.judge import judge, open_pairing
+from tandem_worker.contract import ExitCode
 from tandem_worker.engines import load
 from tandem_worker.finding import Finding, Severity, Verdict
 from tandem_worker.models.layers import Linear
 from tandem_worker.models.load import load_target
-from tandem_worker.server.start import CannotStart, start
+from tandem_worker.server import command
+from tandem_worker.server import start as start_module
+from tandem_worker.server.start import CannotStart, Settings, start
 from unit.pairs import TINY_PAIR, copy_of
 from unit.quantising import Quantise, Tensors, by_block, by_channel, by_channel_in_integers, by_tensor, int4, written
 from unit.serving import CPU, accepted, generate, load_pair, make_engine, prompts, tiny_settings
@@ -60,6 +65,27 @@ def test_on_a_gpu_weights_of_8_bits_stay_so_and_stand_for_the_same_weights(tmp_p
     assert {name for name, module in matrices.items() if module.weight.itemsize > 1} == {"lm_head"}
     for name, module in matrices.items():
         assert torch.equal(module.plain(torch.bfloat16), twin[f"{name}.weight"].bfloat16()), name
+
+
+@pytest.mark.parametrize(
+    ("device", "restore", "stay"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+)
+def test_weights_of_8_bits_stay_so_on_a_gpu_unless_speed_is_wanted_more_than_memory(
+    monkeypatch: pytest.MonkeyPatch, device: str, restore: bool, stay: bool
+) -> None:
+    asked: list[Settings] = []
+
+    def start(settings: Settings) -> None:
+        asked.append(settings)
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", "It was asked, no more.")
+
+    monkeypatch.setattr(command, "start", start)
+    monkeypatch.setattr(start_module, "multiplies_8_bits", lambda: True)
+    app = typer.Typer()
+    app.command()(command.serve)
+    wanted = ["--restore-8-bits"] if restore else []
+    CliRunner().invoke(app, [f"--target={TINY_PAIR / 'target'}", "--model=tiny", f"--device={device}", *wanted])
+    assert [settings.keep_8_bits for settings in asked] == [stay]
 
 
 def test_text_is_that_of_the_weights_it_stands_for_with_speculation_and_without(tmp_path: Path) -> None:

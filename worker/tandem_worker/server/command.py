@@ -76,6 +76,10 @@ def serve(
         float | None,
         typer.Option(min=0.01, max=1, help="Of the GPU's memory: must be free at start, and no more is taken."),
     ] = None,
+    restore_8_bits: Annotated[
+        bool,
+        typer.Option("--restore-8-bits", help="8-bit weights become bfloat16: twice the memory, faster, same text."),
+    ] = False,
     tensor_parallel: Annotated[
         int, typer.Option(min=1, help="GPUs that share the target, each in a process of its own. With --device cuda.")
     ] = 1,
@@ -113,6 +117,7 @@ def serve(
         ),
         threads=threads,
         gpu_memory_fraction=gpu_memory_fraction,
+        restore_8_bits=restore_8_bits,
         max_waiting=max_waiting,
         tensor_parallel=tensor_parallel,
         expected=Fingerprints(target=target_fingerprint, drafter=drafter_fingerprint),

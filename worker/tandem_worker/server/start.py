@@ -75,12 +75,18 @@ class Settings:
     operator_key_file: Path | None
     pod_uid: str | None
     gpu_memory_fraction: float | None = None
+    restore_8_bits: bool = False
     max_waiting: int = 256
     tensor_parallel: int = 1  # GPUs
 
     @property
     def on_gpu(self) -> bool:
         return torch.device(self.engine.device).type == "cuda"
+
+    @property
+    def keep_8_bits(self) -> bool:
+        """Weights of 8 bits stay so in memory; else they are restored to the engine's own type when they are loaded."""
+        return self.on_gpu and not self.restore_8_bits and multiplies_8_bits()
 
     def of_rank(self, rank: int) -> Settings:
         device = f"cuda:{rank}" if self.on_gpu else self.engine.device
@@ -198,8 +204,7 @@ def _load(settings: Settings, pair: Pair, share: Share) -> tuple[Llama, LoadedDr
         if device.index is not None:
             torch.cuda.set_device(device)
         claim(settings.gpu_memory_fraction)
-    keep_8_bits = settings.on_gpu and multiplies_8_bits()
-    llama = load_target(pair.target_checkpoint, pair.target, dtype, device, keep_8_bits, share)
+    llama = load_target(pair.target_checkpoint, pair.target, dtype, device, settings.keep_8_bits, share)
     if not (pair.drafter_checkpoint and pair.drafter):
         return llama, None
     loaded = load_drafter(pair.drafter_checkpoint, pair.drafter, llama, dtype, device)
