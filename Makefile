@@ -21,10 +21,10 @@ SETUP = TANDEM_BUNDLE="$(TANDEM_BUNDLE)" PYTHONPATH="$(CURDIR)/hack" $(PYTHON) -
 RUN = "$(shell $(SETUP) path)/bin/python" -m
 
 .DEFAULT_GOAL := help
-.PHONY: help e2e gpu-demo-model bench-load bench-trees bench-service bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
+.PHONY: help e2e gpu-demo-model bench-load bench-operator bench-trees bench-service bench-static bench-causes probe-pairs bench-probe bundle gpu-check fuzz soak crash-test replay verify-tables demo demo-down test lint format cluster cluster-status cluster-down crds metrics chart pictures images findings bench-analysis constraints clean venv kube tools
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: venv kube ## four acts on a real API server, judged by themselves (KEEP=1 JSON=file DEVICE=cuda FAULTS=1 BUNDLE=folder)
 	@$(RUN) demo run $(if $(KEEP),--keep) $(if $(JSON),--json $(JSON)) $(if $(DEVICE),--device $(DEVICE)) $(if $(FAULTS),--faults)
@@ -111,7 +111,7 @@ bench-trees: venv ## would trees of drafts pay: the tiny pair's acceptance by ra
 bench-static: venv ## time the static verdict on an 8B pair and on one of a trillion parameters
 	@"$(shell $(SETUP) path)/bin/python" benchmarks/static.py
 
-bench-causes: venv ## how often the probe names the right cause, on 200 random mistakes and 200 right pairs (half an hour)
+bench-causes: venv ## how often the probe names the right cause, on 200 random mistakes and 200 right pairs (some minutes)
 	@$(RUN) tiny_pair.causes --out benchmarks/results/probe-causes.json
 
 probe-pairs: venv ## train the tiny pairs of the probe's tests anew (ten minutes each)

@@ -2,7 +2,7 @@
 
     python benchmarks/h200_startup.py --folder DIR --out benchmarks/results/h200-startup.json
 
-Writes a pair in the shape of Llama-3.1-8B with its EAGLE-3 drafter, random weights in bfloat16 (18 GB), and starts
+Writes a pair in the shape of Llama-3.1-8B with its EAGLE-3 drafter, random weights in bfloat16 (17 GB), and starts
 `tandem-worker serve --device cuda` on it: first with no compiled kernels, then with those of the first start. The files
 were written just before, so they lie in the page cache. The first token is that of a request over HTTP.
 """

@@ -84,7 +84,9 @@ def test_weights_of_8_bits_stay_so_on_a_gpu_unless_speed_is_wanted_more_than_mem
     app = typer.Typer()
     app.command()(command.serve)
     wanted = ["--restore-8-bits"] if restore else []
-    CliRunner().invoke(app, [f"--target={TINY_PAIR / 'target'}", "--model=tiny", f"--device={device}", *wanted])
+    CliRunner().invoke(
+        app, [f"--target={TINY_PAIR / 'target'}", "--model=tiny", "--port=0", f"--device={device}", *wanted]
+    )
     assert [settings.keep_8_bits for settings in asked] == [stay]
 
 

@@ -158,10 +158,10 @@ class WorkerStatus(Frozen):
 
 
 class WorkerFailure(Frozen):
-    """Termination message of a worker that does not start."""
+    """Termination message of a worker that does not start, or whose engine failed."""
 
-    # CheckpointChanged, ResolutionDiffers, CannotLoad, CannotListen, EngineBroken; with a GPU also NoGpu,
-    # InsufficientGpuMemory, OutOfGpuMemory, GpuFailed
+    # CheckpointChanged, ResolutionDiffers, CannotLoad, CannotListen, EngineBroken, EngineStalled; with a GPU also
+    # NoGpu, InsufficientGpuMemory, OutOfGpuMemory, GpuFailed, RankLost
     reason: str
     message: str
     found: Fingerprints | None = None

@@ -235,11 +235,11 @@ class Score(Tally):
 
 
 class Window(ApiModel):
-    """Evidence on one revision since `started_at`.
+    """Evidence on one revision since `startedAt`.
 
     `total` is everything since the revision is watched; `judged` all since it was last judged anew, over all windows;
     `barren` what was seen since anything was last accepted;
-    `beside_from` the total of the revision that serves beside it when the window began; `settled` the position-0
+    `besideFrom` the total of the revision that serves beside it when the window began; `settled` the position-0
     acceptance of its first drafts in service, 0 until there are enough.
     """
 

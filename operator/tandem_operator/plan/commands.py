@@ -1,9 +1,9 @@
 """What a person asks for by hand, as annotations of the object. docs/rollout.md has the grammar.
 
-    tandem.dev/promote    REVISION ["full"] [TAG]   the canary goes on to its next step, or to the end
-    tandem.dev/abort      REVISION [TAG]            the canary is taken back
-    tandem.dev/rollback   REVISION [TAG]            an earlier revision serves instead of the spec's
-    tandem.dev/retry      any text                  everything may be tried again
+    tandem.dev/promote    REVISION ["full"] [# TAG]   the canary goes on to its next step, or to the end
+    tandem.dev/abort      REVISION [# TAG]            the canary is taken back
+    tandem.dev/rollback   REVISION [# TAG]            an earlier revision serves instead of the spec's
+    tandem.dev/retry      any text                    everything may be tried again
 
 The operator never writes annotations, so what was answered is kept in status: a value is carried out once, whatever
 restarts, and again when it changes or was taken away in between. A command names its revision, so one that is left

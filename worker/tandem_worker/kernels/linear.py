@@ -113,7 +113,7 @@ def tile_for(role: Role, rows: int, k_split: int, of_8_bits: bool = False) -> Ti
 
 def for_8_bits(tile: Tile) -> Tile:
     """Triton's own pipeline, because weights pass through registers on their way from shared memory. Chosen by what
-    compiles for Hopper without spills, not by timing: a step is 1.17 to 1.6 times that of bfloat16, and slower for up
+    compiles for Hopper without spills, not by timing: a step is 1.16 to 1.6 times that of bfloat16, and slower for up
     to 16 rows than for 32 (benchmarks/README.md)."""
     if tile.m + tile.tail <= 64:
         return Tile(64, tile.m, 128, 4)

@@ -24,7 +24,7 @@ COLLAPSED_ABOVE = log((1 - BETA) / ALPHA)
 HEALTHY_BELOW = log(BETA / (1 - ALPHA))
 ALARM_ABOVE = 10.0
 """Of the CUSUM. Looked at every 30 seconds, a revision that stays at the very edge of healthy raises a false alarm once
-in two months or less often, one that is where its baseline is hardly ever (benchmarks/results/analysis.md)."""
+in six weeks or less often, one that is where its baseline is hardly ever (benchmarks/results/analysis.md)."""
 
 _LEAST = 1e-3  # probabilities of 0 and 1 would make one draft decide
 
