@@ -1,4 +1,4 @@
-"""Carrying out a plan: children by server-side apply, deletions, commands, status, and last events.
+"""Carrying out a plan: children by server-side apply, deletions, commands, and last the status.
 
 A child that the API server refuses (an affinity that does not parse, a quota) does not stop the others: it becomes a
 condition that carries the server's own words, and the pass is tried again later.
@@ -6,19 +6,19 @@ condition that carries the server's own words, and the pass is tried again later
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kubernetes.aio import client
 
 from tandem_operator import names
 from tandem_operator.api import GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment, Status
-from tandem_operator.events import Events
 from tandem_operator.observe import Sight, read_anew, read_resource
 from tandem_operator.plan import Plan
 from tandem_operator.plan.conditions import Seen, kstatus, merge
-from tandem_operator.plan.decision import Event
+from tandem_operator.plan.decision import Command, Event
 from tandem_operator.queue import Key
 from tandem_operator.store import OBJECT, Store
 from tandem_operator.workers import Workers
@@ -26,56 +26,74 @@ from tandem_operator.writer import Changed, Writer
 
 log = logging.getLogger(__name__)
 
-REFUSED_AGAIN_SECONDS, CONFLICT_AGAIN_SECONDS, AGAIN_SECONDS = 30.0, 0.2, 0.1
+REFUSED_AGAIN_SECONDS, AGAIN_SECONDS = 30.0, 0.1
 STATUS_TRIES = 8  # against a writer who is as quick as we are
 
 
+class Applied(NamedTuple):
+    """What stands in status now, what is to be told of it, and after how many seconds the next pass is due; None: at
+    the usual resync."""
+
+    status: Status
+    events: tuple[Event, ...]
+    again_seconds: float | None
+
+
 async def apply(
-    api: client.ApiClient,
-    store: Store,
-    writer: Writer,
-    workers: Workers,
-    events: Events,
-    sight: Sight,
-    plan: Plan,
-    now: datetime,
-) -> float | None:
-    """Carry out `plan`; returns after how many seconds the next pass is due, None for the usual resync."""
+    api: client.ApiClient, store: Store, writer: Writer, workers: Workers, sight: Sight, plan: Plan, now: datetime
+) -> Applied | None:
+    """Carry out `plan`. None: the object is no more what the plan was made for, so its status is as it was; nothing is
+    to be told, and another plan is due soon."""
     resource = sight.observed.resource
-    wake, status = plan.wake_after_seconds, plan.status
     writer.seen(resource, frozenset(pod.uid for pod in sight.observed.pods))
+    refused = await _children(api, store, writer, resource, plan)
+    if refused is None:
+        return None
+    wake, status, told = plan.wake_after_seconds, plan.status, plan.events
+    if refused:
+        status, refusal = _refused(resource, status, refused, now)
+        told += refusal
+        wake = min(wake or REFUSED_AGAIN_SECONDS, REFUSED_AGAIN_SECONDS)
+    await _commands(workers, sight, plan)
+    if status != resource.status and not await write_status(api, store, resource, status):
+        return None
+    changed = writer.changed(Key(resource.metadata.namespace, resource.metadata.name))
+    if changed or _without_figures(status) != _without_figures(resource.status):
+        wake = min(wake or AGAIN_SECONDS, AGAIN_SECONDS)  # what was written may call for more, and nobody else tells
+    return Applied(status, told, wake)
+
+
+async def _children(
+    api: client.ApiClient, store: Store, writer: Writer, resource: SpeculativeDeployment, plan: Plan
+) -> str | None:
+    """What the API server refused, in its words; empty if nothing. None: the object has changed meanwhile."""
     problems = []
     try:
         for manifest in plan.apply:
             if writer.would_adopt(manifest) and not await _still_there(api, store, resource):
-                return CONFLICT_AGAIN_SECONDS
+                return None
             if problem := await writer.apply(manifest):
                 problems.append(problem)
     except Changed:
-        return CONFLICT_AGAIN_SECONDS
-    told = plan.events
-    if problems:
-        status, refusal = _refused(resource, status, "; ".join(problems), now)
-        told += refusal
-        wake = min(wake or REFUSED_AGAIN_SECONDS, REFUSED_AGAIN_SECONDS)
+        return None
     for deletion in plan.delete:
         await writer.delete(resource.metadata.namespace, deletion)
-    for command in plan.commands:
-        if address := sight.addresses.get(command.pod_uid):
-            problem = await workers.switch(address, command.pod_uid, command.enabled, command.reason)
-            log.info("speculation of pod %s -> %s (%s) %s", command.pod_uid, command.enabled, command.reason, problem)
+    return "; ".join(problems)
+
+
+async def _commands(workers: Workers, sight: Sight, plan: Plan) -> None:
+    """To all workers at once: some may not answer, and the status waits."""
+
+    async def switch(command: Command, address: str) -> None:
+        problem = await workers.switch(address, command.pod_uid, command.enabled, command.reason)
+        log.info("speculation of pod %s -> %s (%s) %s", command.pod_uid, command.enabled, command.reason, problem)
+
+    reachable = [(command, sight.addresses.get(command.pod_uid)) for command in plan.commands]
+    await asyncio.gather(*(switch(command, address) for command, address in reachable if address))
+    resource = sight.observed.resource
     for uid in plan.calibrate:
         if address := sight.addresses.get(uid):
             workers.replay(address, uid, resource.spec.model_name or resource.metadata.name)
-    if status != resource.status and not await write_status(api, store, resource, status):
-        return CONFLICT_AGAIN_SECONDS  # the plan was for an object that is no more as it was: tell nothing of it
-    for event in told:  # after status: an event that was told is a transition that was recorded
-        await events.tell(resource, event, now)
-    await events.tell_answers(resource, status, now)
-    changed = writer.changed(Key(resource.metadata.namespace, resource.metadata.name))
-    if changed or _without_figures(status) != _without_figures(resource.status):
-        return min(wake or AGAIN_SECONDS, AGAIN_SECONDS)  # what was written may call for more, and nobody else tells
-    return wake
 
 
 async def _still_there(api: client.ApiClient, store: Store, resource: SpeculativeDeployment) -> bool:

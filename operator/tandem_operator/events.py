@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from kubernetes.aio import client
 
+from tandem_operator import kube
 from tandem_operator.api import GROUP, KIND, VERSION, SpeculativeDeployment, Status
 from tandem_operator.api.status import Answer, AnswerOutcome
 from tandem_operator.plan.decision import Event
@@ -58,12 +60,20 @@ class Events:
             await self._objects.create_namespaced_custom_object(
                 "events.k8s.io", "v1", metadata.namespace, "events", body
             )
-        except client.ApiException as error:
-            if name and error.status == 409:
+        except kube.UNANSWERED as error:
+            if name and isinstance(error, client.ApiException) and error.status == 409:
                 return True
-            log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, words(error))
+            log.warning("event %s on %s was not posted: %s", event.reason, metadata.name, kube.words(error))
             return False
         return True
+
+    async def tell_all(
+        self, resource: SpeculativeDeployment, status: Status, events: Iterable[Event], now: datetime
+    ) -> None:
+        """`events`, and the answers in `status`."""
+        for event in events:
+            await self.tell(resource, event, now)
+        await self.tell_answers(resource, status, now)
 
     async def tell_answers(self, resource: SpeculativeDeployment, status: Status, now: datetime) -> None:
         """Those in `status` that this process has not told yet."""
@@ -83,15 +93,6 @@ class Events:
     def forget(self, key: Key) -> None:
         """The object is gone, or has nothing to remember."""
         self._told.pop(key, None)
-
-
-def words(error: client.ApiException) -> str:
-    """The API server's own."""
-    try:
-        status = client.V1Status.from_json(error.body or "")
-        return (status.message if status else "") or str(error.reason)
-    except ValueError:
-        return str(error.reason)
 
 
 def _answer(answer: Answer) -> Event:

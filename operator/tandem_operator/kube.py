@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
+import aiohttp
 from kubernetes.aio import client
 from pydantic import Field
 
@@ -58,7 +59,12 @@ class Terminated(ApiModel):
     message: str = ""
 
 
+class Running(ApiModel):
+    """Since when is not read."""
+
+
 class ContainerState(ApiModel):
+    running: Running | None = None
     waiting: Waiting | None = None
     terminated: Terminated | None = None
 
@@ -159,6 +165,20 @@ class CrdObject(ApiModel):
 
 
 T = TypeVar("T", bound=ApiModel)
+
+UNANSWERED = (client.ApiException, aiohttp.ClientError, TimeoutError)
+"""What a request to the API server raises that was refused, or came to nothing."""
+
+
+def words(error: Exception) -> str:
+    """The API server's own, or what became of the request."""
+    if not isinstance(error, client.ApiException):
+        return f"{type(error).__name__} {error}".strip()
+    try:
+        status = client.V1Status.from_json(error.body or "")
+        return (status.message if status else "") or str(error.reason)
+    except ValueError:
+        return str(error.reason)
 
 
 async def got(kind: type[T], call: Callable[..., Awaitable[Any]], *args: str, **selectors: str) -> T:

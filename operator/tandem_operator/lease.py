@@ -17,7 +17,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
 from kubernetes.aio import client
 from pydantic import Field
 
@@ -30,7 +29,6 @@ NAME = "tandem-operator"
 # The first three as in client-go: an API server that is slow for some seconds must not end the operator.
 HOLD_SECONDS, RENEW_WITHIN_SECONDS, RENEW_EVERY_SECONDS, LOOK_EVERY_SECONDS = 15.0, 10.0, 2.0, 1.0
 TRY_SECONDS = 5.0
-_UNREACHABLE = (client.ApiException, aiohttp.ClientError, TimeoutError)
 
 
 class LeaseLost(Exception):
@@ -61,12 +59,12 @@ class Lease:
         self._renewed_seconds = 0.0
 
     async def acquire(self) -> None:
-        """Until it is ours."""
-        waiting = False
-        while not await self._try():
-            if not waiting:
-                log.info("another operator holds the lease %s/%s: waiting", self._namespace, NAME)
-            waiting = True
+        """Until it is ours. Why it is not, is told when that changes."""
+        told = ""
+        while problem := await self._problem():
+            if problem != told:
+                log.warning("waiting for the lease %s/%s: %s", self._namespace, NAME, problem)
+            told = problem
             await asyncio.sleep(LOOK_EVERY_SECONDS)
         log.info("%s holds the lease %s/%s", self._identity, self._namespace, NAME)
 
@@ -76,31 +74,32 @@ class Lease:
             await asyncio.sleep(RENEW_EVERY_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(TRY_SECONDS):
-                    await self._try()
+                    if problem := await self._problem():
+                        log.warning("the lease %s/%s was not renewed: %s", self._namespace, NAME, problem)
             if _now() - self._renewed_seconds > RENEW_WITHIN_SECONDS:
                 raise LeaseLost(f"the lease was not renewed for {_now() - self._renewed_seconds:.0f} s")
 
     async def release(self) -> None:
         """So that the next operator need not wait. That it can't be reached changes nothing."""
-        with suppress(*_UNREACHABLE):
+        with suppress(*kube.UNANSWERED):
             async with asyncio.timeout(TRY_SECONDS):
                 found = await self._read()
                 if found and found.spec.holder == self._identity:
                     await self._write(found, holder="")
 
-    async def _try(self) -> bool:
-        """Take or renew it; whether it is ours. Whatever fails is tried again by the caller."""
+    async def _problem(self) -> str:
+        """Take or renew it. Why it is not ours, or empty; whatever failed is tried again by the caller."""
         asked_seconds = _now()
         try:
             found = await self._read()
             if found is not None and not self._free(found):
-                return False
+                return f"{found.spec.holder} holds it"
             await self._write(found, holder=self._identity)
-        except _UNREACHABLE as error:
-            log.info("the lease could not be taken or renewed: %s", str(error)[:200])
-            return False
+        except kube.UNANSWERED as error:
+            refused = isinstance(error, client.ApiException) and error.status == 403
+            return kube.words(error) + (" (the operator's role needs get, create and update on leases)" * refused)
         self._renewed_seconds = asked_seconds
-        return True
+        return ""
 
     def _free(self, found: _Lease) -> bool:
         if found.metadata.resource_version != self._seen:

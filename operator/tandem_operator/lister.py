@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import aiohttp
 from kubernetes.aio import client
 
 from tandem_operator import kube, names, web
@@ -38,17 +37,18 @@ class Lister:
         return web.ailment(self._queue, self._tried_seconds, now, LIST_EVERY_SECONDS)
 
     async def run(self) -> None:
+        self._tried_seconds = asyncio.get_running_loop().time()  # it may have waited for the lease for long
         while True:
+            news: set[Key] = set()
             try:
                 await self._check_crd()
-                news: set[Key] = set()
                 for kind in reversed(KINDS):  # children first: an object is then seen with all that it has
-                    news |= await self._list(kind)
-                for key in news:
-                    self._queue.add(key)
+                    await self._list(kind, news)
                 self.crd_found.set()
-            except (client.ApiException, aiohttp.ClientError, TimeoutError) as error:
-                log.warning("the objects could not be listed: %s", error)
+            except kube.UNANSWERED as error:
+                log.warning("the objects could not be listed: %s", kube.words(error))
+            for key in news:  # of a list that broke off, too: what the store has is news to nobody else
+                self._queue.add(key)
             self._tried_seconds = asyncio.get_running_loop().time()
             await asyncio.sleep(LIST_EVERY_SECONDS if self.crd_found.is_set() else WITHOUT_CRD_SECONDS)
 
@@ -59,9 +59,8 @@ class Lister:
             log.error(problem)
         self._problem = problem
 
-    async def _list(self, kind: Kind) -> set[Key]:
-        """-> whom there is news for."""
-        news: set[Key] = set()
+    async def _list(self, kind: Kind, news: set[Key]) -> None:
+        """Adds to `news` whom there is some for."""
         for namespace in self._namespaces or ("",):
             listed: set[tuple[str, str]] = set()
             page, version = kube.RawList(), 0
@@ -75,4 +74,3 @@ class Lister:
                     if owner := self._store.put(kind, body):
                         news.add(owner)
             news |= self._store.without(kind, listed, version, filter(None, [namespace]))
-        return news

@@ -9,6 +9,8 @@ from prometheus_client.utils import floatToGoString
 
 from tandem_operator.api import SpeculativeDeployment, Status
 from tandem_operator.api.status import Measurement, Outcome
+from tandem_operator.plan.revisions import spec_hash
+from tandem_operator.plan.validation import retry_of
 from tandem_operator.queue import Key, WorkQueue
 from tandem_worker.contract import OperatorMetric, show_build
 
@@ -86,7 +88,7 @@ def _samples(resource: SpeculativeDeployment, status: Status) -> Iterator[Sample
     paused = any(c.type == "Progressing" and c.reason == "Paused" for c in status.conditions)
     yield OperatorMetric.PAUSED, (), float(paused)
     yield OperatorMetric.WEIGHT, (), status.weight / 100
-    yield OperatorMetric.QUARANTINED, (), len(status.quarantined)
+    yield OperatorMetric.QUARANTINED, (), _in_quarantine(resource, status)
     last = max((entry.at.timestamp() for entry in status.quarantined), default=0.0)
     yield OperatorMetric.ROLLED_BACK_AT, (), last
     yield OperatorMetric.WANTED, (), float(spec.speculates)
@@ -103,6 +105,14 @@ def _samples(resource: SpeculativeDeployment, status: Status) -> Iterator[Sample
         if revision:
             yield OperatorMetric.REVISION, (role, revision), 1.0
             yield from _evidence(role, [m for m in status.measurements if m.revision == revision])
+
+
+def _in_quarantine(resource: SpeculativeDeployment, status: Status) -> int:
+    """Revisions that must not run under the spec as it is; status remembers some more."""
+    if not status.quarantined:
+        return 0
+    present = spec_hash(resource.spec, retry_of(resource))
+    return len({entry.revision for entry in status.quarantined if entry.spec == present})
 
 
 def _evidence(role: str, measurements: list[Measurement]) -> Iterator[Sample]:

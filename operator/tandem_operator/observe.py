@@ -27,7 +27,7 @@ _USUAL_WAITS = {"ContainerCreating", "PodInitializing"}
 
 
 class InvalidObject(Exception):
-    """The object does not parse: it was stored under another CRD than this operator's."""
+    """The object, or the record of a revision, does not parse: another operator than this one wrote it."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,16 @@ def _deployment(item: kube.DeploymentObject, uid: str) -> Deployment:
 
 
 def _history(item: kube.ControllerRevisionObject, uid: str) -> History:
+    try:
+        recipe = Recipe.model_validate(item.data)
+    except ValidationError as error:
+        raise InvalidObject(
+            f"its ControllerRevision {item.metadata.name} was written by another operator: {error}"
+        ) from error
     return History(
         revision=item.metadata.labels.get(names.REVISION, ""),
         number=item.revision,
-        recipe=Recipe.model_validate(item.data),
+        recipe=recipe,
         served=item.metadata.annotations.get(names.SERVED) == "true",
         owned=item.metadata.owned_by(uid),
     )
@@ -177,6 +183,7 @@ def _pod(pod: kube.PodObject) -> Pod:
         terminating=pod.metadata.deletion_timestamp is not None,
         trouble=_trouble(pod),
         failure=_last_word(pod, WorkerFailure),
+        runs=any(container.state.running for container in pod.status.container_statuses),
         retry=pod.metadata.annotations.get(names.RETRY, ""),
         image=next((container.image_id for container in pod.status.container_statuses), ""),
         restarts=sum(container.restart_count for container in pod.status.containers),
@@ -224,10 +231,11 @@ def _job(job: kube.JobObject, pods: list[kube.PodObject]) -> ValidationJob:
     said = ((pod.metadata.name, r) for pod in mine if (r := _last_word(pod, ValidationReport)))
     speaker, report = next(said, ("", None))
     problem = next((trouble for pod in mine if (trouble := _trouble(pod))), "")
+    attempt = job.metadata.labels.get(names.ATTEMPT, "")
     return ValidationJob(
         name=job.metadata.name,
         key=job.metadata.labels.get(names.VALIDATION_KEY, ""),
-        attempt=int(job.metadata.labels.get(names.ATTEMPT, "0")),
+        attempt=int(attempt) if attempt.isdecimal() else 0,  # by hand; then the Job is applied anew, labels and all
         finished=bool(ended) or report is not None,
         report=report,
         pod=speaker,

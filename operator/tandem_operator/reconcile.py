@@ -7,7 +7,7 @@ import time
 
 from kubernetes.aio import client
 
-from tandem_operator.apply import CONFLICT_AGAIN_SECONDS, apply
+from tandem_operator.apply import apply
 from tandem_operator.clock import Clock
 from tandem_operator.events import Events
 from tandem_operator.metrics import Metrics
@@ -19,6 +19,8 @@ from tandem_operator.workers import Workers
 from tandem_operator.writer import Writer
 
 log = logging.getLogger(__name__)
+
+CONFLICT_AGAIN_SECONDS = 0.2
 
 
 class Reconciler:
@@ -43,12 +45,16 @@ class Reconciler:
             now, clock_set = self._clock.read(key)
             decided = plan(Context(sight.observed, self._settings, now, clock_set))
             self._metrics.show(key, sight.observed.resource, decided.status)
-            again = await apply(self._api, self._store, self._writer, self._workers, self._events, sight, decided, now)
-            if again != CONFLICT_AGAIN_SECONDS:  # else its status is still as it was
-                self._clock.moved_along(key)
-            return again
+            applied = await apply(self._api, self._store, self._writer, self._workers, sight, decided, now)
+            if applied is None:
+                return CONFLICT_AGAIN_SECONDS
+            self._clock.moved_along(key)
+            # After status: an event that was told is a transition that was recorded.
+            await self._events.tell_all(sight.observed.resource, applied.status, applied.events, now)
+            return applied.again_seconds
         except InvalidObject as error:
-            # Stored under another CRD than ours: nothing is touched, what serves goes on serving.
+            # Written by another operator, or under its CRD: nothing is touched, what serves goes on serving.
+            self._metrics.forget(key)
             log.error("%s/%s can't be read by this operator, is the CRD its own? %s", *key, error)
             self._metrics.invalid.inc()
             return None

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 READ_TIMEOUT = aiohttp.ClientTimeout(total=3)
 REPLAY_TIMEOUT = aiohttp.ClientTimeout(total=120)
-READS_AT_ONCE = 64  # an object may have a thousand workers
+ASKED_AT_ONCE = 64  # an object may have a thousand workers
+VERSIONS_KEPT = 10_000
 REPLAYED_TOKENS = 64
 CALIBRATION_PROMPTS = (
     "Q: Where does the water of a river come from?\nA:",
@@ -43,12 +44,12 @@ class Workers:
         self._session = session
         self._signer = signer
         self._replays: dict[str, asyncio.Task[None]] = {}  # by pod uid: one at a time
-        self._versions: dict[str, str] = {}  # by pod uid: an engine is asked once
-        self._reading = asyncio.Semaphore(READS_AT_ONCE)
+        self._versions: dict[str, tuple[int, str]] = {}  # by pod uid: its restarts, and what it said then
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
         """What the worker says; a part that can't be read is None, which is no evidence of anything."""
-        async with self._reading:
+        async with self._asking:
             return await self._read(ip, pod, recipe)
 
     async def _read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
@@ -57,9 +58,7 @@ class Workers:
             known, (text, problem) = await asyncio.gather(self._status(ip), self._get(ip, "/metrics"))
             worker = Worker(status=known)
         else:
-            version, (text, problem) = await asyncio.gather(
-                self._version(ip, pod.uid, adapter), self._get(ip, "/metrics")
-            )
+            version, (text, problem) = await asyncio.gather(self._version(ip, pod, adapter), self._get(ip, "/metrics"))
             worker = Worker(version=version, started_speculating=recipe.speculates and not pod.target_alone)
         if not text:
             return replace(worker, problem=problem)
@@ -78,26 +77,33 @@ class Workers:
             log.warning("/status of %s is not what the contract says: %s", ip, error)
             return None
 
-    async def _version(self, ip: str, uid: str, adapter: Adapter) -> str:
-        """Empty while the engine does not say."""
-        if uid not in self._versions:
-            text, problem = await self._get(ip, adapter.version_path)
-            try:
-                self._versions[uid] = EngineVersion.model_validate_json(text).version
-            except ValidationError:
-                log.info("%s of %s names no version: %s", adapter.version_path, ip, problem)
-        return self._versions.get(uid, "")
+    async def _version(self, ip: str, pod: Pod, adapter: Adapter) -> str:
+        """Empty while the engine does not say. It is asked once in each of its lives: an image's tag may be moved."""
+        restarts, version = self._versions.get(pod.uid, (-1, ""))
+        if restarts == pod.restarts:
+            return version
+        text, problem = await self._get(ip, adapter.version_path)
+        try:
+            version = EngineVersion.model_validate_json(text).version
+        except ValidationError:
+            log.info("%s of %s names no version: %s", adapter.version_path, ip, problem)
+            return ""
+        self._versions[pod.uid] = pod.restarts, version
+        if len(self._versions) > VERSIONS_KEPT:
+            del self._versions[next(iter(self._versions))]  # the oldest, most likely of a pod that has gone
+        return version
 
     async def switch(self, ip: str, pod_uid: str, enabled: bool, reason: str) -> str:
         """Switch speculation; returns what went wrong, or an empty string."""
-        token = self._signer.sign(SpeculationCommand.to_pod(pod_uid, enabled, reason, time.time()))
         url = f"http://{_host(ip)}:{WORKER_PORT}/admin/speculation"
-        headers = {"Authorization": f"Bearer {token}"}
-        try:
-            async with self._session.post(url, headers=headers, timeout=READ_TIMEOUT) as response:
-                return "" if response.status == 200 else f"{response.status}: {(await response.text())[:200]}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return f"{type(error).__name__}: {error}"
+        async with self._asking:
+            token = self._signer.sign(SpeculationCommand.to_pod(pod_uid, enabled, reason, time.time()))
+            headers = {"Authorization": f"Bearer {token}"}
+            try:
+                async with self._session.post(url, headers=headers, timeout=READ_TIMEOUT) as response:
+                    return "" if response.status == 200 else f"{response.status}: {(await response.text())[:200]}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                return f"{type(error).__name__}: {error}"
 
     def replay(self, ip: str, pod_uid: str, model: str) -> None:
         """Send the calibration prompts, marked as such, in the background. Does nothing while the last ones run."""

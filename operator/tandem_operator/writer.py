@@ -23,7 +23,6 @@ from kubernetes.aio import client
 from tandem_operator import kube, names
 from tandem_operator.api import SpeculativeDeployment
 from tandem_operator.api.route import GATEWAY, GATEWAY_VERSION
-from tandem_operator.events import words
 from tandem_operator.plan.decision import Deletion
 from tandem_operator.plan.observed import Manifest
 from tandem_operator.queue import Key
@@ -114,9 +113,9 @@ class Writer:
             await self._write(kind, name, namespace, manifest)
         except client.ApiException as error:
             # A field of the wrong type, or one that does not exist, is answered by server-side apply with 500.
-            untyped = error.status == 500 and "failed to create typed patch object" in words(error)
+            untyped = error.status == 500 and "failed to create typed patch object" in kube.words(error)
             if untyped or (error.status in (400, 403, 409, 422) and not (kind == "HTTPRoute" and error.status == 409)):
-                return f"{kind} {name} was refused: {words(error)}"
+                return f"{kind} {name} was refused: {kube.words(error)}"
             raise
         return ""
 

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem_operator.api import SpeculativeDeployment, Status
 from tandem_operator.api.status import Acceptance, Measurement, Progress, Quarantine
 from tandem_operator.metrics import Metrics
+from tandem_operator.plan.revisions import spec_hash
 from tandem_operator.queue import Key
 from tandem_worker.contract import Metric, OperatorMetric
 from tandem_worker.metric import Kind, page
@@ -129,12 +130,21 @@ def test_a_rollback_leaves_its_time_and_no_series_of_the_canary() -> None:
     metrics = Metrics()
     progress = Progress(step_started_at=AT, started_at=AT)
     metrics.show(KEY, pair(), Status(stable_revision="aaaa", canary_revision="bbbb", progress=progress))
-    quarantine = Quarantine(revision="bbbb", reason="Collapsed", at=AT, spec="s")
+    quarantine = Quarantine(revision="bbbb", reason="NothingAccepted", at=AT, spec=spec_hash(pair().spec, ""))
     metrics.show(KEY, pair(), Status(stable_revision="aaaa", quarantined=[quarantine]))
     found = shown(metrics)
     assert found["tandem_specdep_last_rollback_timestamp_seconds"] == AT.timestamp()
     assert found["tandem_specdep_quarantined_revisions"] == 1
     assert not [name for name in found if "canary_step" in name or "role=canary" in name]
+
+
+def test_a_quarantine_that_a_changed_spec_ended_counts_no_more() -> None:
+    metrics = Metrics()
+    present = spec_hash(pair().spec, "")
+    entries = [("bbbb", "of an earlier spec"), ("bbbb", ""), ("cccc", present), ("dddd", present), ("dddd", "earlier")]
+    quarantined = [Quarantine(revision=r, reason="TooSlow", at=AT, spec=s) for r, s in entries]
+    metrics.show(KEY, pair(), Status(stable_revision="aaaa", quarantined=quarantined))
+    assert shown(metrics)["tandem_specdep_quarantined_revisions"] == 2
 
 
 def test_nothing_is_shown_of_an_object_that_is_gone() -> None:

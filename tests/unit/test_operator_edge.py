@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,22 @@ from aiohttp import web as http
 from localcluster.certificates import Authority
 from localcluster.controlplane import kubeconfig
 from tandem_operator import kube, web, workers
-from tandem_operator.observe import _deployment, _job, _pod
+from tandem_operator.api import Status
+from tandem_operator.apply import _commands
+from tandem_operator.observe import InvalidObject, Sight, _deployment, _history, _job, _pod
+from tandem_operator.plan import Plan
+from tandem_operator.plan.decision import Command
 from tandem_operator.plan.observed import Pod
 from tandem_operator.plan.revisions import recipe
 from tandem_operator.queue import Key, WorkQueue
 from tandem_operator.run import _run_kopf, bare_token
 from tandem_operator.settings import Settings
 from tandem_operator.signing import Signer
-from tandem_operator.store import Store
+from tandem_operator.store import CHILDREN, Store
 from tandem_operator.workers import Workers
 from tandem_worker.contract import SpeculationCommand, ValidationReport, Verdict
 from tandem_worker.server.admin import Gate, Refused
-from unit.world import spec
+from unit.world import World, spec
 
 POD = Pod("pair-1", "uid-1", "r1", True, False)
 BUILTIN = recipe(spec(), "pair", None)
@@ -170,8 +175,33 @@ def test_last_words_that_are_no_report_are_only_words(words: str) -> None:
     assert _pod(pod(state=ended(3, words))).failure is None
 
 
-def job(*conditions: dict[str, str]) -> kube.JobObject:
-    labels = {"tandem.dev/validation": "key", "tandem.dev/attempt": "2"}
+@pytest.mark.parametrize(
+    ("state", "runs"),
+    [
+        ({"running": {"startedAt": "2026-01-01T00:00:00Z"}}, True),
+        (waiting("CrashLoopBackOff"), False),
+        (ended(3, json.dumps(CHANGED)), False),
+    ],
+)
+def test_last_words_of_an_engine_that_was_started_again_are_known_to_be_of_before(
+    state: dict[str, Any], runs: bool
+) -> None:
+    store, seen = Store(), pod(state=state, lastState=ended(3, json.dumps(CHANGED)))
+    seen.metadata.labels["tandem.dev/name"] = "pair"
+    store.put(CHILDREN["Pod"], seen.model_dump(mode="json", by_alias=True))
+    (kept,) = store.children(kube.PodObject, Key("ns", "pair"))
+    assert _pod(kept).failure is not None
+    assert _pod(kept).runs == runs
+
+
+def test_a_record_that_another_operator_wrote_is_named() -> None:
+    record = {"metadata": {"name": "pair-r7", "uid": "uid"}, "revision": 7, "data": {"engine": {"type": "Later"}}}
+    with pytest.raises(InvalidObject, match=r"ControllerRevision pair-r7 was written by another operator"):
+        _history(kube.ControllerRevisionObject.model_validate(record), "uid")
+
+
+def job(*conditions: dict[str, str], attempt: str = "2") -> kube.JobObject:
+    labels = {"tandem.dev/validation": "key", "tandem.dev/attempt": attempt}
     return kube.JobObject.model_validate(
         {"metadata": {"name": "job", "uid": "owner", "labels": labels}, "status": {"conditions": list(conditions)}}
     )
@@ -184,6 +214,11 @@ def test_a_report_in_the_last_words_of_its_pod_ends_a_validation() -> None:
     report = ValidationReport(verdict=Verdict.DOES_NOT_FIT, mode="Static", summary="hidden sizes differ")
     found = _job(job(), [pod(state=ended(1, report.termination_message()))])
     assert (found.finished, found.report, found.key, found.attempt) == (True, report, "key", 2)
+
+
+@pytest.mark.parametrize(("label", "attempt"), [("12", 12), ("x", 0), ("-1", 0), ("", 0), ("1.5", 0)])
+def test_a_label_that_somebody_changed_does_not_stop_the_object(label: str, attempt: int) -> None:
+    assert _job(job(attempt=label), []).attempt == attempt
 
 
 def test_a_job_that_failed_without_a_report_says_why() -> None:
@@ -250,7 +285,7 @@ async def test_an_object_of_a_thousand_workers_is_read_some_at_a_time(monkeypatc
         running -= 1
         return http.Response(text="")
 
-    monkeypatch.setattr(workers, "READS_AT_ONCE", 4)
+    monkeypatch.setattr(workers, "ASKED_AT_ONCE", 4)
     async with worker(monkeypatch, status=slow, metrics=slow) as found:
         monkeypatch.setattr(workers, "READ_TIMEOUT", aiohttp.ClientTimeout(total=60))
         await asyncio.gather(*(found.read("127.0.0.1", POD, BUILTIN) for _ in range(40)))
@@ -340,6 +375,53 @@ async def test_a_command_that_is_refused_or_not_heard_says_why(monkeypatch: pyte
         assert await asked.switch("127.0.0.1", "pod-1", False, "x") == "401: wrong key"
     async with worker(monkeypatch, admin__speculation=never) as asked:
         assert "Timeout" in await asked.switch("127.0.0.1", "pod-1", False, "x")
+
+
+async def test_workers_are_switched_at_once_so_that_one_that_does_not_answer_holds_up_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, all_asked = 0, asyncio.Event()
+
+    async def together(_: http.Request) -> http.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            all_asked.set()
+        await all_asked.wait()
+        return http.Response()
+
+    world = World(spec())
+    sight = Sight(world.observed(), {f"pod-{i}": "127.0.0.1" for i in range(3)})
+    plan = Plan(Status(), commands=tuple(Command(f"pod-{i}", False, "TooSlow") for i in range(4)))
+    async with worker(monkeypatch, admin__speculation=together) as found, asyncio.timeout(10):
+        monkeypatch.setattr(workers, "READ_TIMEOUT", aiohttp.ClientTimeout(total=60))
+        await _commands(found, sight, plan)
+    assert asked == 3, "nobody knows where the fourth one is"
+
+
+VLLM = recipe(spec(engine={"type": "vllm", "image": "vllm:1"}), "pair", None)
+
+
+async def test_an_engine_is_asked_for_its_version_once_in_each_of_its_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(["0.26.0", "0.33.0", "never asked"])
+
+    async def version(_: http.Request) -> http.Response:
+        return http.json_response({"version": next(said)})
+
+    async with worker(monkeypatch, version=version, metrics=says("")) as asked:
+        seen = [
+            (await asked.read("127.0.0.1", replace(POD, restarts=restarts), VLLM)).version
+            for restarts in (0, 0, 1, 1)  # the image's tag was moved before it came up again
+        ]
+    assert seen == ["0.26.0", "0.26.0", "0.33.0", "0.33.0"]
+
+
+async def test_versions_of_pods_that_are_long_gone_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "VERSIONS_KEPT", 5)
+    async with worker(monkeypatch, version=says('{"version": "0.26.0"}'), metrics=says("")) as asked:
+        for uid in range(20):
+            await asked.read("127.0.0.1", replace(POD, uid=f"uid-{uid}"), VLLM)
+        assert list(asked._versions) == [f"uid-{uid}" for uid in range(15, 20)]
 
 
 def test_a_command_is_short_lived() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import aiohttp
 import pytest
 from kubernetes.aio import client
 
@@ -18,23 +19,26 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RESOURCE = SpeculativeDeployment(metadata=Metadata(name="pair", namespace="ns", uid="uid"), spec=spec())
 
 
+UNAVAILABLE = client.ApiException(status=503, reason="Service Unavailable")
+
+
 def answered(value: str = "0123456789", at: datetime = NOW) -> Status:
     answer = Answer(command=Command.PROMOTE, value=value, outcome=AnswerOutcome.REFUSED, message="no canary", at=at)
     return Status(answers=[answer])
 
 
 class Server:
-    """What the API server does with events: it keeps one of a name. `refuses`: so many requests are answered by 503."""
+    """What the API server does with events: it keeps one of a name. `refuses`: so many requests end in `failure`."""
 
-    def __init__(self, refuses: int = 0) -> None:
+    def __init__(self, refuses: int = 0, failure: Exception = UNAVAILABLE) -> None:
         self.kept: dict[str, Any] = {}
         self.asked = 0
-        self._refuses = refuses
+        self._refuses, self._failure = refuses, failure
 
     async def create(self, group: str, version: str, namespace: str, plural: str, body: Any) -> None:
         self.asked += 1
         if self.asked <= self._refuses:
-            raise client.ApiException(status=503, reason="Service Unavailable")
+            raise self._failure
         if body["metadata"]["name"] in self.kept:
             raise client.ApiException(status=409, reason="AlreadyExists")
         self.kept[body["metadata"]["name"]] = body
@@ -79,8 +83,11 @@ def test_an_operator_that_comes_after_tells_the_same_event_again_and_one_is_kept
     assert server.asked == 2
 
 
-def test_an_answer_that_could_not_be_told_is_told_with_the_next_pass(process: Any) -> None:
-    server = Server(refuses=3)
+@pytest.mark.parametrize(
+    "failure", [UNAVAILABLE, TimeoutError(), aiohttp.ServerDisconnectedError()], ids=["503", "no answer", "cut off"]
+)
+def test_an_answer_that_could_not_be_told_is_told_with_the_next_pass(process: Any, failure: Exception) -> None:
+    server = Server(3, failure)
     passes(process(server), answered(), 6)
     assert len(server.kept) == 1
     assert server.asked == 4

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from tandem_operator import names
 from tandem_operator.api import Status
-from tandem_worker.contract import Finding, Fingerprints, SelfTestOutcome, Severity, ValidationReport, Verdict
+from tandem_worker.contract import (
+    Finding,
+    Fingerprints,
+    SelfTestOutcome,
+    Severity,
+    ValidationReport,
+    Verdict,
+    WorkerFailure,
+)
 from unit.world import DEAD, FILES, HEALTHY, WEAK, Life, World, fits, spec
 
 
@@ -154,6 +163,22 @@ def test_a_revision_whose_files_changed_waits_for_the_verdict_on_the_new_ones_ho
     world.validate = lambda _: fits(world.spec).model_copy(update={"fingerprints": changed})
     world.run(10)
     assert world.serving() == {"b": 2}
+
+
+def test_what_a_worker_said_before_it_came_up_is_no_news_for_as_long_as_its_pod_lives() -> None:
+    """It met files that were half copied, and started when they were whole: they are those that were validated."""
+    world = served("a", replicas=2)
+    assert world.status.validation is not None
+    attempt, half = world.status.validation.attempt, Fingerprints(target="sha256:target", drafter="sha256:half")
+    word = WorkerFailure(reason="CheckpointChanged", message="other files", found=half)
+    uid = next(iter(world.pods))
+    world.pods[uid] = replace(world.pods[uid], failure=word, restarts=1, runs=True)
+    world.edit(spec("b", replicas=2, rollout={"steps": [{"weight": 50, "pause": {}}]}))
+    world.run(60)
+    assert world.status.validation.attempt == attempt
+    assert world.condition("Validated")[:2] == ("True", "Fits")
+    assert world.condition("Progressing")[1] == "Paused"
+    assert not [event for event in world.events if event.startswith("CanaryWithdrawn")]
 
 
 def test_the_same_pair_is_not_validated_twice() -> None:
@@ -351,8 +376,6 @@ def test_requests_that_are_served_without_a_draft_fail_closed() -> None:
 
 
 def _serve_without_drafts(world: World) -> None:
-    from dataclasses import replace
-
     for uid, worker in list(world.workers.items()):
         counts = worker.counts
         assert counts is not None

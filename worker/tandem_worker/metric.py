@@ -102,13 +102,13 @@ class OperatorMetric(_Described):
     REVISION = "tandem_specdep_revision_info", Kind.GAUGE, "namespace specdep role revision", "1", \
         "The revision that is stable, and the one that is canary"
     WEIGHT = "tandem_specdep_canary_weight_ratio", Kind.GAUGE, "namespace specdep", "ratio", \
-        "Share of the replicas that the canary has, 0 to 1"
+        "Weight of the step that the canary is at, 0 to 1; of the replicas it may have more"
     STEP_STARTED = "tandem_specdep_canary_step_started_timestamp_seconds", Kind.GAUGE, "namespace specdep", "seconds", \
         "When the canary's present step began; absent without a canary"
     PAUSED = "tandem_specdep_rollout_paused", Kind.GAUGE, "namespace specdep", "0 or 1", \
         "1 while the rollout waits for a person, by spec.paused or at a step that pauses"
     QUARANTINED = "tandem_specdep_quarantined_revisions", Kind.GAUGE, "namespace specdep", "revisions", \
-        "Revisions in quarantine"
+        "Revisions that do not run again while the spec stays as it is"
     ROLLED_BACK_AT = "tandem_specdep_last_rollback_timestamp_seconds", Kind.GAUGE, "namespace specdep", "seconds", \
         "When a revision was last quarantined; 0: none in memory"
     LENGTH = "tandem_specdep_accept_length", Kind.GAUGE, "namespace specdep", "tokens", \

@@ -35,7 +35,8 @@ def ready(context: Context, status: Status, checked: Checked) -> Seen:
     troubles = [f"{pod.name}: {pod.trouble}" for pod in context.observed.pods if pod.trouble and not pod.terminating]
     troubles += [deployment.problem for deployment in context.observed.deployments if deployment.problem]
     detail = f"; {'; '.join(troubles[:3])}" if troubles else ""
-    said = next((pod.failure.reason for pod in context.observed.pods if pod.failure and not pod.terminating), "")
+    refusing = (pod for pod in context.observed.pods if pod.failure and not pod.ready and not pod.terminating)
+    said = next((pod.failure.reason for pod in refusing if pod.failure), "")
     reason = said or ("TooFewWorkers" if status.stable_revision else "Starting")
     return Seen("Ready", "False", reason, f"{len(serving)} of {spec.replicas} workers ready{detail}")
 

@@ -136,6 +136,8 @@ def _changed_files(context: Context, known: Validation) -> Fingerprints | None:
         failure = pod.failure
         if failure is None or failure.found is None or known.fingerprints is None:
             continue
+        if pod.runs:
+            continue  # Kubernetes keeps the last word of an earlier start for as long as the pod lives
         recipe = context.observed.recipe(pod.revision)
         if recipe is None or recipe.fingerprints != known.fingerprints:
             continue  # an older revision: its files are not what the spec's validation is about

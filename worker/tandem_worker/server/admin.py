@@ -17,7 +17,7 @@ CLOCK_SKEW_SECONDS = 5
 
 
 class Refused(Exception):
-    """`status` 401: who sent this is not known. 403: it is, but this is not allowed."""
+    """`status` 401: who sent this is not known. 403: it is, but this is not allowed. 409: it can't be done."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
