@@ -137,7 +137,6 @@ def describe(target: Target, draft_vocab: int) -> Drafter:
         fc_norm=True,  # streams of different layers differ in size by far
         norm_output=True,
         dtype="bfloat16",
-        declared_layer_ids=None,
         declared_at="default",
         capture_indexes=(2, n // 2, n - 3),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -48,7 +49,8 @@ def main_command(
         lease_namespace=lease_namespace,
         identity=identity,
     )
-    asyncio.run(run(settings))
+    with suppress(asyncio.CancelledError):  # asked to stop before kopf ran
+        asyncio.run(run(settings))
 
 
 def main() -> None:

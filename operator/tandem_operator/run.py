@@ -7,6 +7,7 @@ import gc
 import logging
 import math
 import os
+import signal
 import socket
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -37,6 +38,7 @@ REQUEST_SECONDS = 30.0  # until an answer of the API server is given up
 
 async def run(settings: Settings) -> None:
     """Until cancelled or told to stop by a signal."""
+    end_when_told()
     async with connection() as api, to_workers() as session:
         signer, metrics = Signer(), Metrics()
         workers = Workers(session, signer)
@@ -60,6 +62,14 @@ async def run(settings: Settings) -> None:
             raise SystemExit(1) from None
         finally:
             await runner.cleanup()
+
+
+def end_when_told() -> None:
+    """SIGTERM cancels the task that runs; kopf, once it runs, listens itself. The first process of a container has to
+    ask for that: for it the kernel drops signals that it has no handler for."""
+    task = asyncio.current_task()
+    assert task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 @asynccontextmanager

@@ -315,6 +315,13 @@ def test_self_test_sees_life_in_the_tiny_pair_and_what_enters_fc(some: Prompts) 
     assert accepted(engine) == []  # the engine's own figures know nothing of it
 
 
+@pytest.mark.parametrize(("context", "length"), [(4, 5), (6, 5), (9, 8)])
+def test_a_context_that_no_draft_fits_is_told_at_start(context: int, length: int) -> None:
+    engine = make_engine(draft_length=length, context_length=context)
+    with pytest.raises(EngineBroken, match=f"no draft of {length} tokens fits a context of {context}: .*contextLength"):
+        self_test(engine, [[1, 2, 3], [1] * 40])
+
+
 def test_self_test_finds_no_life_where_nothing_is_accepted(some: Prompts) -> None:
     engine = make_engine()
     assert isinstance(engine.runner, Runner)

@@ -286,7 +286,6 @@ DRAFTER: dict[str, Any] = {
     "max_position_embeddings": 256,
     "norm_before_residual": False,
     "dtype": "float32",
-    "declared_layer_ids": None,
     "declared_at": "default",
     "capture_indexes": (0, 1, 2),
 }

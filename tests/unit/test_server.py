@@ -29,6 +29,7 @@ from tandem_worker.contract import (
     SpeculationCommand,
     WorkerStatus,
 )
+from tandem_worker.engine.record import Phase
 from tandem_worker.engine.speedup import Speedup
 from tandem_worker.server.app import make_app
 from tandem_worker.server.metrics import Metrics
@@ -311,8 +312,24 @@ def test_draining_worker_is_not_ready_and_still_serves_who_comes(served: Served)
         served.worker.draining = False
 
 
+def test_a_step_has_series_of_its_own_once_there_was_one_of_so_many_requests() -> None:
+    metrics = Metrics("rev-1", draft_length=3, speedup=Speedup())
+
+    def counts() -> dict[tuple[str, str], float]:
+        families = text_string_to_metric_families(metrics.exposition().decode())
+        samples = [sample for family in families for sample in family.samples]
+        counts = [sample for sample in samples if sample.name == f"{Metric.STEP_SECONDS}_count"]
+        return {(sample.labels["phase"], sample.labels["batch"]): sample.value for sample in counts}
+
+    none = {(phase.value, "1"): 0.0 for phase in Phase}
+    assert counts() == none
+    for batch in (200, 1, 200):
+        metrics.stepped(Phase.VERIFY, batch, 0.01)
+    assert counts() == none | {("verify", "1"): 1.0, ("verify", "200"): 2.0}
+
+
 def test_every_metric_is_there_at_zero_from_the_start() -> None:
-    text = Metrics("rev-1", draft_length=3, max_batch=2, speedup=Speedup()).exposition().decode()
+    text = Metrics("rev-1", draft_length=3, speedup=Speedup()).exposition().decode()
     families = [family for family in text_string_to_metric_families(text) if family.name != Metric.BUILD]
     samples = [sample for family in families for sample in family.samples]
     names = {sample.name for sample in samples}
@@ -490,8 +507,11 @@ def test_worker_without_a_key_takes_no_command_and_fails_loudly_when_its_engine_
     assert worker.engine.engine.pages.free == worker.engine.engine.pages.count - 1
 
 
-def test_worker_whose_step_does_not_end_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_whose_step_does_not_end_says_so_and_ends_without_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As on a GPU that never answers."""
+    monkeypatch.setattr("tandem_worker.server.run.LINGER_SECONDS", 0.1)
     monkeypatch.setattr("tandem_worker.engine.thread.SILENT_ON_CPU_SECONDS", 1)
     monkeypatch.setattr("tandem_worker.engine.thread.STOP_SECONDS", 0.1)
     worker = start(replace(tiny_settings(), speculate=False))
@@ -503,12 +523,12 @@ def test_worker_whose_step_does_not_end_says_so_and_ends(monkeypatch: pytest.Mon
 
     def ask() -> None:
         asked = {"model": "tiny", "prompt": PROMPT}
-        answer = httpx.post(f"http://127.0.0.1:{bound.getsockname()[1]}/v1/completions", json=asked, timeout=60)
+        answer = httpx.post(f"http://127.0.0.1:{bound.getsockname()[1]}/v1/completions", json=asked, timeout=30)
         ends.append(answer.status_code)
 
     asking = threading.Thread(target=ask)
     asking.start()
-    failure = run(worker, bound, drain_seconds=0)
+    failure = run(worker, bound, drain_seconds=40)
     asking.join()
     assert ends == [500]
     assert failure is not None

@@ -12,7 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tandem_worker.checkpoint import CheckpointError
-from tandem_worker.checks.deployment import Deployment, read_deployment, split_arguments
+from tandem_worker.checks.deployment import (
+    Deployment,
+    read_deployment,
+    split_arguments,
+    split_environment,
+    split_indexes,
+)
 from tandem_worker.checks.judge import Judgement, judge, judge_all, open_pairing, refused, unexpected
 from tandem_worker.engines import ENGINES, NEUTRAL, Engine, UnknownEngine, all_engines, load
 from tandem_worker.finding import EXIT_CODES, ExitCode, Verdict
@@ -28,7 +34,7 @@ def check(arguments: Sequence[str]) -> int:
     parsed = options.parse_args(joined_arguments(arguments))
     engine, deployment = chosen_engine(parsed, options)
     if parsed.all_engines:
-        results = _all(parsed, options, engine)
+        results = _all(parsed, engine)
         _print_matrix(results, parsed.format)
         return _best(results)
     judged = _judge(parsed, engine, deployment)
@@ -103,18 +109,11 @@ def chosen_engine(parsed: argparse.Namespace, parser: argparse.ArgumentParser) -
         arguments = split_arguments(parsed.engine_args)
     except ValueError as failure:
         parser.error(f"--engine-args: {failure}")
-    parsed.trained_on = _indexes(parsed.trained_on, parser)
-    environment = dict(pair.partition("=")[::2] for pair in parsed.env)
-    return engine, read_deployment(engine, arguments, environment, parsed.context_length)
-
-
-def _indexes(text: str | None, parser: argparse.ArgumentParser) -> tuple[int, ...] | None:
-    if text is None:
-        return None
     try:
-        return tuple(int(part) for part in text.strip("[] ").split(","))
-    except ValueError:
-        parser.error(f"--trained-on {text!r} is not a list of capture indexes such as 2,30,58")
+        parsed.trained_on = split_indexes(parsed.trained_on) if parsed.trained_on is not None else None
+    except ValueError as failure:
+        parser.error(f"--trained-on {failure}")
+    return engine, read_deployment(engine, arguments, split_environment(parsed.env), parsed.context_length)
 
 
 def _judge(parsed: argparse.Namespace, engine: Engine, deployment: Deployment) -> Judgement:
@@ -127,14 +126,14 @@ def _judge(parsed: argparse.Namespace, engine: Engine, deployment: Deployment) -
         return refused(CheckpointError(unexpected(failure)))
 
 
-def _all(parsed: argparse.Namespace, parser: argparse.ArgumentParser, engine: Engine) -> list[tuple[Engine, Judgement]]:
+def _all(parsed: argparse.Namespace, engine: Engine) -> list[tuple[Engine, Judgement]]:
     engines = [each for each in all_engines() if parsed.engine == NEUTRAL or each.name == engine.name]
     try:
         pairing = open_pairing(parsed.target, parsed.drafter, engine, parsed.trained_on, weights_expected=False)
     except CheckpointError as failure:
         return [(each, refused(failure)) for each in engines]
     arguments = split_arguments(parsed.engine_args)
-    environment = dict(pair.partition("=")[::2] for pair in parsed.env)
+    environment = split_environment(parsed.env)
     results = []
     for each in engines:
         deployed = read_deployment(each, arguments, environment, parsed.context_length)

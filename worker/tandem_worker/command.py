@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from tandem_worker.check import check, explain
-from tandem_worker.checks.deployment import read_deployment, split_arguments
+from tandem_worker.checks.deployment import read_deployment, split_arguments, split_environment, split_indexes
 from tandem_worker.contract import ValidationReport
 from tandem_worker.engines import load
 from tandem_worker.finding import EXIT_CODES
@@ -26,15 +26,6 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 @app.callback()
 def _tandem_worker() -> None:
     """Check a pair of target and drafter, validate it, or serve it."""
-
-
-def _parse_indexes(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.strip("[] ").split(","))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of capture indexes such as 2,4,5") from None
 
 
 @app.command("validate")
@@ -70,9 +61,11 @@ def validate_command(
         arguments = split_arguments(engine_args)
     except ValueError as failure:
         raise typer.BadParameter(f"--engine {engine}, --engine-args: {failure}") from None
-    environment = dict(pair.partition("=")[::2] for pair in engine_env or ())
-    deployment = read_deployment(chosen, arguments, environment, context_length)
-    indexes = _parse_indexes(trained_on)
+    try:
+        indexes = split_indexes(trained_on) if trained_on is not None else None
+    except ValueError as failure:
+        raise typer.BadParameter(f"--trained-on {failure}") from None
+    deployment = read_deployment(chosen, arguments, split_environment(engine_env or ()), context_length)
     request = Request(
         target,
         drafter,

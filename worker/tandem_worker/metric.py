@@ -78,7 +78,7 @@ class Metric(_Described):
     FINISHED_DA = "tandem_finished_drafts_accepted0_total", Kind.COUNTER, "revision origin", "drafts squared", \
         "d * a summed over finished requests"
     STEP_SECONDS = "tandem_step_seconds", Kind.HISTOGRAM, "revision phase batch", "seconds", \
-        "Time of one forward by phase (prefill, draft, verify, plain) and number of requests in it"
+        "Time of one forward by phase (prefill, draft, verify, plain) and number of requests in it; 1, or as were met"
     SPECULATION_ENABLED = "tandem_speculation_enabled", Kind.GAUGE, "revision", "0 or 1", \
         "Whether the engine speculates now"
     DRAFT_LENGTH = "tandem_draft_length", Kind.GAUGE, "revision", "tokens", \

@@ -72,7 +72,6 @@ def read_drafter(checkpoint: Checkpoint, target: Target) -> Drafter:
         draft_vocab_size=top.integer("draft_vocab_size", default=dimensions.vocab_size),
         target_hidden_size=top.integer("target_hidden_size", default=target.hidden_size),
         dtype=declared_dtype(top) or declared_dtype(layer) or stored_dtype(checkpoint, "fc.weight"),
-        declared_layer_ids=ids.declared,
         declared_at=ids.declared_at,
         capture_indexes=ids.capture_indexes,
         layers=layer.integer("num_hidden_layers", default=1),

@@ -107,8 +107,7 @@ class Drafter:
     max_position_embeddings: int
     norm_before_residual: bool
     dtype: str
-    declared_layer_ids: tuple[int, ...] | None  # as written; None: the config has none
-    declared_at: str  # the field they stand in, or "default"
+    declared_at: str  # the field that names the layer ids, or "default"
     capture_indexes: tuple[int, ...]  # as the builtin engine reads them, order kept
     layers: int = 1
     norm_before_fc: bool = False  # one norm of all captured states side by side

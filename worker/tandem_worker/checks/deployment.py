@@ -91,6 +91,19 @@ def split_arguments(text: str) -> list[str]:
     return shlex.split(text)
 
 
+def split_environment(pairs: Iterable[str]) -> dict[str, str]:
+    """Of NAME=VALUE."""
+    return dict(pair.partition("=")[::2] for pair in pairs)
+
+
+def split_indexes(text: str) -> tuple[int, ...]:
+    """Of capture indexes such as `2,30,58` or `[2, 30, 58]`. Raises ValueError, which says so."""
+    try:
+        return tuple(int(part) for part in text.strip("[] ").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of capture indexes such as 2,30,58") from None
+
+
 def _pairs(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
     """(flag, value); a flag without a value is "true"."""
     waiting = ""

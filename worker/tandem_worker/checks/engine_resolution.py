@@ -106,7 +106,7 @@ def resolve_for(target: DeclaredTarget, drafter: DeclaredDrafter, engine: Engine
     flags = {name: _flag(name, drafter, ask, counted) for name in FLAG_NAMES}
     shapes = expected_parameters(drafter, counted, states, width, {name: flag.value for name, flag in flags.items()})
     tensors = _tensors(drafter, shapes, spelling(ask("the names of tensors", "names", ANY_SPELLING, drafter=counted)))
-    parameters = _parameters(target, drafter, shapes, tensors, ask, counted)
+    parameters = _parameters(target, drafter, shapes, tensors, ask)
     skips = ask("whether fc is applied", "fc_skipped", "never") == "equal_width"
     skipped = skips and states == 1 and width == drafter.hidden_size.value
     applied, reason = _fc(drafter, parameters, skipped, f"{states} states of {width} side by side")
@@ -245,7 +245,6 @@ def _parameters(
     shapes: Mapping[str, Shape],
     tensors: Mapping[str, tuple[Use, str]],
     ask: _Asker,
-    family: str,
 ) -> dict[str, Origin]:
     filled = {parameter for use, parameter in tensors.values() if use is Use.LOADED}
     full = drafter.vocabulary == drafter.vocab_size.value

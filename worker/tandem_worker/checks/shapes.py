@@ -163,7 +163,7 @@ def drafter_shapes(pairing: Pairing) -> Iterable[Finding]:
 
 def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Iterable[Finding]:
     if pairing.stored_hidden:
-        yield _field_or_tensor(pairing, "hidden_size", wrong["hidden_size"])
+        yield _field_or_tensor("hidden_size", wrong["hidden_size"])
         wrong = {source: mismatches for source, mismatches in wrong.items() if "hidden" not in source}
         if pairing.drafter.head_dim.default_of == GUESSED_HEAD_DIM:
             wrong = {source: mismatches for source, mismatches in wrong.items() if "head" not in source}
@@ -174,7 +174,7 @@ def _told(pairing: Pairing, wrong: dict[str, list[Mismatch]]) -> Iterable[Findin
     if vocabulary_disagrees(pairing):
         wrong = {source: mismatches for source, mismatches in wrong.items() if source != "draft_vocab_size"}
     for source, mismatches in wrong.items():
-        yield _field_or_tensor(pairing, source, mismatches)
+        yield _field_or_tensor(source, mismatches)
 
 
 def vocabulary_disagrees(pairing: Pairing) -> bool:
@@ -245,7 +245,7 @@ def _whose(head_dim: Fact[int | None]) -> str:
     return "hidden / heads gives" if head_dim.default_of == GUESSED_HEAD_DIM else f"the {head_dim.default_of} is"
 
 
-def _field_or_tensor(pairing: Pairing, source: str, mismatches: list[Mismatch]) -> Finding:
+def _field_or_tensor(source: str, mismatches: list[Mismatch]) -> Finding:
     first = mismatches[0]
     tensor, found = first.tensor, first.tensor.shape[first.axis]
     expected = [

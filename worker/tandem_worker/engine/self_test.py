@@ -92,8 +92,13 @@ def self_test(engine: Engine, prompts: Sequence[Sequence[int]]) -> SelfTest:
     counts, tokens = Counts(), TOKENS
     engine.switch(True)
     with recorded_by(engine, counts):
-        while counts.drafts < SELF_TEST_DRAFTS:
+        while (before := counts.drafts) < SELF_TEST_DRAFTS:
             generate(engine, prompts, tokens)
+            if counts.drafts == before:
+                raise EngineBroken(
+                    f"no draft of {engine.length} tokens fits a context of {engine.context_limit}: "
+                    "ask for shorter drafts (draftLength) or a longer context (contextLength)"
+                )
     outcome = SelfTestOutcome.ALIVE if counts.accepted else SelfTestOutcome.NO_LIFE
     return SelfTest(outcome=outcome, drafts=counts.drafts, accepted=counts.accepted)
 

@@ -51,7 +51,6 @@ def llama_8b(layers: int = 32) -> tuple[Target, Drafter]:
         max_position_embeddings=2048,
         norm_before_residual=False,
         dtype="bfloat16",
-        declared_layer_ids=None,
         declared_at="default",
         capture_indexes=(min(2, layers), layers // 2, max(0, layers - 3)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tandem_worker.checks.pairing import Pairing
 from tandem_worker.probe.wiring import Aspect, DraftIds, Source, View, Wiring
 
 CODES = {
@@ -66,7 +65,7 @@ def code_of(aspect: Aspect, engine: Wiring, wanted: Wiring) -> str:
     return CODES[aspect]
 
 
-def says(aspect: Aspect, engine: Wiring, wanted: Wiring, pairing: Pairing) -> str:
+def says(aspect: Aspect, engine: Wiring, wanted: Wiring) -> str:
     """Goes on from the engine's name: what it will do, and what the drafter was trained for."""
     if aspect is Aspect.CAPTURE:
         return f"will capture {list(engine.capture)}; this drafter was trained on {list(wanted.capture)}"

@@ -85,7 +85,7 @@ def _cause(table: Table, best: Row, aspect: Aspect, pairing: Pairing) -> Cause:
     figures = f"position-0 acceptance {before.position0.value:.2f} against {best.position0.value:.2f}"
     others = len(differences(engine, best.wiring)) - 1
     figures += f", {'all else' if others > 1 else 'the other'} mended" if others else ""
-    sentence = f"{pairing.says} {says(aspect, engine, best.wiring, pairing)}: {figures}; {action}."
+    sentence = f"{pairing.says} {says(aspect, engine, best.wiring)}: {figures}; {action}."
     return Cause(code_of(aspect, engine, best.wiring), sentence, before, best, action)
 
 
@@ -100,7 +100,7 @@ def _fed_back(table: Table, best: Row, pairing: Pairing) -> tuple[Cause, ...]:
     aspect = Aspect.NORM_OUTPUT
     action = remedy(pairing, aspect, best.wiring, twin.wiring)
     figures = f"accept length {best.chain.accept_length:.2f} against {twin.chain.accept_length:.2f}"
-    sentence = f"{pairing.says} {says(aspect, best.wiring, twin.wiring, pairing)}: {figures}; {action}."
+    sentence = f"{pairing.says} {says(aspect, best.wiring, twin.wiring)}: {figures}; {action}."
     return (Cause(code_of(aspect, best.wiring, twin.wiring), sentence, best, twin, action),)
 
 

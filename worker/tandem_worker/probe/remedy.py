@@ -20,7 +20,7 @@ def remedy(pairing: Pairing, aspect: Aspect, engine: Wiring, wanted: Wiring) -> 
         captured = pairing.resolution.captured == wanted.capture
         return f"set eagle_config.use_aux_hidden_state to true {CONFIG}" + ("" if captured else f", and {way}")
     if aspect is Aspect.IDS:
-        return _ids(pairing, engine, wanted)
+        return _ids(pairing, wanted)
     if aspect is Aspect.RANDOM:
         return f"rename the tensors: {_convert(pairing)}"
     if aspect is Aspect.ROPE_THETA:
@@ -58,7 +58,7 @@ def layers(pairing: Pairing, wanted: Indexes) -> str:
     return f"set {path} to {list(ids)}"
 
 
-def _ids(pairing: Pairing, engine: Wiring, wanted: Wiring) -> str:
+def _ids(pairing: Pairing, wanted: Wiring) -> str:
     if wanted.ids is DraftIds.OFFSETS:
         return f"read d2t as offsets: {pairing.engine.title} does so by its table, so look at what it was given"
     if wanted.ids is DraftIds.IGNORED:

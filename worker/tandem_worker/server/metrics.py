@@ -1,4 +1,5 @@
-"""The engine's figures as Prometheus metrics; names and labels are the contract's. Everything starts at zero."""
+"""The engine's figures as Prometheus metrics; names and labels are the contract's. Everything starts at zero;
+only steps have series by the sizes of batches that were met."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ REQUEST_BUCKETS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0,
 class Metrics:
     """A recorder (see `engine.record`) that keeps Prometheus metrics."""
 
-    def __init__(self, revision: str, draft_length: int, max_batch: int, speedup: Speedup) -> None:
+    def __init__(self, revision: str, draft_length: int, speedup: Speedup) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         show_build("worker", self.registry)
@@ -53,8 +54,8 @@ class Metrics:
         lengths = [float(length) for length in range(1, draft_length + 2)]
         self._accept_length = self._histograms(Metric.ACCEPT_LENGTH, lengths, origin=Origin)
         self._request_seconds = self._histograms(Metric.REQUEST_SECONDS, REQUEST_BUCKETS_SECONDS, origin=Origin)
-        batches = [str(batch) for batch in range(1, max_batch + 1)]
-        self._steps = self._histograms(Metric.STEP_SECONDS, STEP_BUCKETS_SECONDS, phase=Phase, batch=batches)
+        self._step_family = self._histogram(Metric.STEP_SECONDS, STEP_BUCKETS_SECONDS)
+        self._steps = {(phase, 1): self._step_family.labels(revision, phase, "1") for phase in Phase}
         self.speculating = self._gauge(Metric.SPECULATION_ENABLED)
         self.draft_length = self._gauge(Metric.DRAFT_LENGTH)
         self.graphs = self._gauge(Metric.GRAPHS)
@@ -66,7 +67,9 @@ class Metrics:
         return generate_latest(self.registry)
 
     def stepped(self, phase: Phase, batch: int, seconds: float) -> None:
-        self._steps[phase, str(batch)].observe(seconds)
+        if (phase, batch) not in self._steps:  # of all that there may be, a page had 14,000 lines
+            self._steps[phase, batch] = self._step_family.labels(self._revision, phase, str(batch))
+        self._steps[phase, batch].observe(seconds)
         self.speedup.stepped(phase, batch, seconds)
 
     def drafted(self, origin: Origin, length: int, accepted: int) -> None:
@@ -116,5 +119,8 @@ class Metrics:
     def _histograms(
         self, metric: Metric, buckets: Sequence[float | str], **labels: Iterable[str]
     ) -> dict[tuple[str, ...], Histogram]:
-        family = Histogram(metric, metric.help, metric.labels, buckets=buckets, registry=self.registry)
+        family = self._histogram(metric, buckets)
         return {values: family.labels(self._revision, *values) for values in product(*labels.values())}
+
+    def _histogram(self, metric: Metric, buckets: Sequence[float | str]) -> Histogram:
+        return Histogram(metric, metric.help, metric.labels, buckets=buckets, registry=self.registry)

@@ -83,8 +83,9 @@ async def _end(worker: Worker, server: uvicorn.Server, stop: asyncio.Event, drai
     worker.draining = True
     lingering = min(LINGER_SECONDS, drain_seconds)
     await asyncio.sleep(lingering)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(worker.in_flight.none.wait(), drain_seconds - lingering)
+    if failure is None:  # else nobody is left to finish what runs
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(worker.in_flight.none.wait(), drain_seconds - lingering)
     worker.engine.end_all(Finish.CANCELLED)
     server.should_exit = True
     return failure

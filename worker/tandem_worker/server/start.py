@@ -146,7 +146,7 @@ def _start(settings: Settings) -> Worker:
     time_plain_steps(engine, prompts[0], speedup)
     if settings.engine.adaptive and loaded:
         engine.adapt(measure(engine, prompts[0]))
-    metrics = Metrics(settings.revision, settings.engine.draft_length, settings.engine.max_batch, speedup)
+    metrics = Metrics(settings.revision, settings.engine.draft_length, speedup)
     metrics.graphs.set_function(lambda: settings.on_gpu and not engine.degraded)
     metrics.free_pages.set_function(lambda: engine.pages.free)
     metrics.draft_length.set(engine.length if loaded else 0)
