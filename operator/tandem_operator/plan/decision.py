@@ -9,6 +9,8 @@ from tandem_operator.api import Status
 from tandem_operator.plan.conditions import Seen
 from tandem_operator.plan.observed import Manifest
 
+LEAST_WAKE_SECONDS = 0.2
+
 
 class Event(NamedTuple):
     """One transition, for `kubectl describe`. Warning only for what a person must read."""
@@ -58,3 +60,14 @@ class Notes:
 
     def say(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         self.events.append(Event(kind, reason, message))
+
+    def planned(self, status: Status) -> Plan:
+        return Plan(
+            status=status,
+            apply=tuple(self.apply),
+            delete=tuple(self.delete),
+            events=tuple(self.events),
+            commands=tuple(self.commands),
+            calibrate=tuple(self.calibrate),
+            wake_after_seconds=max(LEAST_WAKE_SECONDS, min(self.wakes)) if self.wakes else None,
+        )

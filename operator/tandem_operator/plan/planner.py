@@ -75,15 +75,7 @@ def plan(context: Context) -> Plan:
     guard.note_metrics(context, status, notes)
     notes.calibrate += guard.unproven(context, status.stable_revision, status.canary_revision)
     status = _summed_up(context, status, wanted, checked, counts, notes)
-    return Plan(
-        status=status,
-        apply=tuple(notes.apply),
-        delete=tuple(notes.delete),
-        events=tuple(notes.events),
-        commands=tuple(notes.commands),
-        calibrate=tuple(notes.calibrate),
-        wake_after_seconds=max(0.2, min(notes.wakes)) if notes.wakes else None,
-    )
+    return notes.planned(status)
 
 
 def _with_image(recipe: Recipe, context: Context) -> Recipe:

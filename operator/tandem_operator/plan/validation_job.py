@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from tandem_operator import names
 from tandem_operator.api import SpeculativeDeployment
-from tandem_operator.api.spec import Probe, Spec
+from tandem_operator.api.spec import Drafter, Probe, Spec
 from tandem_operator.engines import Launch, adapter_of
 from tandem_operator.engines.adapter import TERMINATION_LOG, UNPRIVILEGED
 from tandem_operator.engines.builtin import tensor_parallel
@@ -25,22 +25,9 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
     """Runs `tandem-worker validate` once. A verdict (exit 1 and 2) is an answer, not a failure to be tried again."""
     name, spec = resource.metadata.name, resource.spec
     assert spec.drafter is not None, "only a pair is validated"
-    target_folder, drafter_folder = folder_of(spec.target.source, "target"), folder_of(spec.drafter.source, "drafter")
-    arguments = [
-        "validate",
-        f"--target={target_folder}",
-        f"--drafter={drafter_folder}",
-        f"--mode={spec.validation.mode}",
-        f"--draft-length={spec.speculation.fixed_draft_length}",
-        f"--min-accept-length={probe_floor(spec):g}",
-        f"--termination-message={TERMINATION_LOG}",
-        *_engine_arguments(spec, Launch(make_recipe(spec, name, None), "", target_folder, drafter_folder)),
-    ]
-    if spec.drafter.trained_on:
-        arguments.append("--trained-on=" + ",".join(map(str, spec.drafter.trained_on.capture_indexes)))
     sources = {"target": spec.target.source, "drafter": spec.drafter.source}
     container = {
-        **make_container("validate", settings.worker_image, arguments, sources),
+        **make_container("validate", settings.worker_image, _arguments(name, spec, spec.drafter), sources),
         "resources": dump(spec.resources) if spec.validation.mode == "Probe" else {},
     }
     pod = make_pod(name, spec.pod, [container], sources)
@@ -72,6 +59,23 @@ def validation_job(resource: SpeculativeDeployment, settings: Settings, key: str
             },
         },
     }
+
+
+def _arguments(name: str, spec: Spec, drafter: Drafter) -> list[str]:
+    target_folder, drafter_folder = folder_of(spec.target.source, "target"), folder_of(drafter.source, "drafter")
+    arguments = [
+        "validate",
+        f"--target={target_folder}",
+        f"--drafter={drafter_folder}",
+        f"--mode={spec.validation.mode}",
+        f"--draft-length={spec.speculation.fixed_draft_length}",
+        f"--min-accept-length={probe_floor(spec):g}",
+        f"--termination-message={TERMINATION_LOG}",
+        *_engine_arguments(spec, Launch(make_recipe(spec, name, None), "", target_folder, drafter_folder)),
+    ]
+    if drafter.trained_on:
+        arguments.append("--trained-on=" + ",".join(map(str, drafter.trained_on.capture_indexes)))
+    return arguments
 
 
 def probe_floor(spec: Spec) -> float:

@@ -138,7 +138,7 @@ def header_only(pairing: Pairing) -> Iterable[Finding]:
 
 
 def d2t_values(pairing: Pairing) -> Iterable[Finding]:
-    """Offsets must lead to distinct ids of the target, and to those that t2d marks."""
+    """What is written as d2t must be offsets, and they must lead to the right ids."""
     offsets, vocabulary = pairing.d2t, pairing.target.vocab_size.value or pairing.drafter.vocab_size.value
     if offsets is None or not len(offsets) or vocabulary is None:
         return
@@ -169,6 +169,14 @@ def d2t_values(pairing: Pairing) -> Iterable[Finding]:
             "TDM-D2T-HOLDS-IDS", message, file=tensor.file, where=tensor.name, expected="offsets", action=action
         )
         return
+    yield from _where_offsets_lead(pairing, tensor, wide, vocabulary, marked)
+
+
+def _where_offsets_lead(
+    pairing: Pairing, tensor: TensorInfo, wide: Array, vocabulary: int, marked: Array | None
+) -> Iterable[Finding]:
+    """To distinct ids of the target, and to those that t2d marks. wide: the offsets, int64."""
+    ids = np.arange(len(wide)) + wide
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
         i = int(outside[0])
