@@ -10,7 +10,6 @@ and a disturbance is shorter than every deadline.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -116,8 +115,7 @@ class Lived:
             case "traffic":
                 cluster.requests_per_step = USERS if given["flows"] else 0
             case "scale a child" if revision in cluster.deployments:
-                deployments = cluster.deployments
-                deployments[revision] = replace(deployments[revision], desired=given["replicas"])
+                cluster.scale(revision, given["replicas"])
             case "delete a deployment" if revision in cluster.deployments:
                 del cluster.deployments[revision]
                 for uid in [uid for uid, pod in cluster.pods.items() if pod.revision == revision]:

@@ -7,8 +7,6 @@ the user asks for another try, what serves is what the spec says.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -143,9 +141,7 @@ class Rollouts(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.deployments)
     @rule(data=st.data(), replicas=st.integers(0, 5))
     def scale_a_child_by_hand(self, data: st.DataObject, replicas: int) -> None:
-        found = self.cluster.deployments
-        revision = data.draw(st.sampled_from(sorted(found)))
-        found[revision] = replace(found[revision], desired=replicas)
+        self.cluster.scale(data.draw(st.sampled_from(sorted(self.cluster.deployments))), replicas)
 
     @precondition(lambda self: self.cluster.deployments)
     @rule(data=st.data())

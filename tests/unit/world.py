@@ -216,19 +216,23 @@ class World:
             for old in [p for p in self.pods.values() if p.revision == revision and p.retry != self.retries[revision]]:
                 del self.pods[old.uid]  # a changed template replaces its pods
                 self.workers.pop(old.uid, None)
-            mine = [pod for pod in self.pods.values() if pod.revision == revision]
-            mine.sort(key=lambda pod: pod.ready)  # a ReplicaSet removes pods that are not ready first
-            for pod in mine[: max(0, len(mine) - deployment.desired)]:
-                del self.pods[pod.uid]
-                self.workers.pop(pod.uid, None)
-            for _ in range(deployment.desired - len(mine)):
+            self._remove_surplus(revision)
+            for _ in range(deployment.desired - sum(pod.revision == revision for pod in self.pods.values())):
                 self._start(revision)
             ready = sum(pod.ready for pod in self.pods.values() if pod.revision == revision)
             self.deployments[revision] = replace(deployment, ready=ready)
 
+    def _remove_surplus(self, revision: str) -> None:
+        mine = [pod for pod in self.pods.values() if pod.revision == revision]
+        mine.sort(key=lambda pod: pod.ready)  # a ReplicaSet removes pods that are not ready first
+        for pod in mine[: max(0, len(mine) - self.deployments[revision].desired)]:
+            del self.pods[pod.uid]
+            self.workers.pop(pod.uid, None)
+
     def _start(self, revision: str) -> None:
         self.made += 1
-        uid, life, recipe = f"pod-{self.made}", self.lives.get(self._drafter(revision), Life()), self.recipes[revision]
+        uid, recipe = f"pod-{self.made}", self.recipes[revision]
+        life = self.lives.get(self._drafter(revision), Life()) if recipe.speculates else Life()
         expected = recipe.fingerprints.model_dump() if recipe.fingerprints else None
         changed = expected is not None and expected != self.files.model_dump()
         failure = (
