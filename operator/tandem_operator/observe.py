@@ -175,6 +175,7 @@ def _history(item: kube.ControllerRevisionObject, uid: str) -> History:
 
 
 def _pod(pod: kube.PodObject) -> Pod:
+    failure, runs_again = _refusal(pod)
     return Pod(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
@@ -182,8 +183,8 @@ def _pod(pod: kube.PodObject) -> Pod:
         ready=any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions),
         terminating=pod.metadata.deletion_timestamp is not None,
         trouble=_trouble(pod),
-        failure=_last_word(pod, WorkerFailure),
-        runs=any(container.state.running for container in pod.status.container_statuses),
+        failure=failure,
+        runs_again=runs_again,
         retry=pod.metadata.annotations.get(names.RETRY, ""),
         image=next((container.image_id for container in pod.status.container_statuses), ""),
         restarts=sum(container.restart_count for container in pod.status.containers),
@@ -206,15 +207,23 @@ def _trouble(pod: kube.PodObject) -> str:
     return ""
 
 
+def _refusal(pod: kube.PodObject) -> tuple[WorkerFailure | None, bool]:
+    """What a container said when it last refused to start, and whether it was started again since."""
+    for container in pod.status.containers:
+        if container.ended and (failure := _parsed(WorkerFailure, container.ended.message)):
+            return failure, container.state.running is not None
+    return None, False
+
+
 def _last_words(ended: kube.Terminated) -> str:
     failure = _parsed(WorkerFailure, ended.message)
     said = f"{failure.reason}: {failure.message}" if failure else ended.message.strip()[-300:]
     return f"{ended.reason} (exit {ended.exit_code}) {said}".strip()
 
 
-def _last_word(pod: kube.PodObject, kind: type[_Word]) -> _Word | None:
-    """The termination message of a container, when it is one of the contract's."""
-    words = (_parsed(kind, c.ended.message) for c in pod.status.containers if c.ended)
+def _report(pod: kube.PodObject) -> ValidationReport | None:
+    """The termination message of a container, when it is one."""
+    words = (_parsed(ValidationReport, c.ended.message) for c in pod.status.containers if c.ended)
     return next((word for word in words if word), None)
 
 
@@ -228,7 +237,7 @@ def _parsed(kind: type[_Word], message: str) -> _Word | None:
 def _job(job: kube.JobObject, pods: list[kube.PodObject]) -> ValidationJob:
     ended = [c for c in job.status.conditions if c.status == "True" and c.type in ("Complete", "Failed")]
     mine = [pod for pod in pods if pod.metadata.owned_by(job.metadata.uid)]
-    said = ((pod.metadata.name, r) for pod in mine if (r := _last_word(pod, ValidationReport)))
+    said = ((pod.metadata.name, r) for pod in mine if (r := _report(pod)))
     speaker, report = next(said, ("", None))
     problem = next((trouble for pod in mine if (trouble := _trouble(pod))), "")
     attempt = job.metadata.labels.get(names.ATTEMPT, "")

@@ -172,7 +172,7 @@ def test_what_a_worker_said_before_it_came_up_is_no_news_for_as_long_as_its_pod_
     attempt, half = world.status.validation.attempt, Fingerprints(target="sha256:target", drafter="sha256:half")
     word = WorkerFailure(reason="CheckpointChanged", message="other files", found=half)
     uid = next(iter(world.pods))
-    world.pods[uid] = replace(world.pods[uid], failure=word, restarts=1, runs=True)
+    world.pods[uid] = replace(world.pods[uid], failure=word, restarts=1, runs_again=True)
     world.edit(spec("b", replicas=2, rollout={"steps": [{"weight": 50, "pause": {}}]}))
     world.run(60)
     assert world.status.validation.attempt == attempt

@@ -30,7 +30,7 @@ class Pod:
     restarts: int = 0  # of its containers
     image: str = ""  # the digest that its engine really runs
     target_alone: bool = False  # started without its drafter: how an engine that takes no commands is switched off
-    runs: bool = False  # its engine does: what it said when it last refused to start need not hold any more
+    runs_again: bool = False  # who refused to start was started again since: what it said need not hold any more
 
 
 @dataclass(frozen=True)

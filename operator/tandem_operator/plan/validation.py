@@ -136,7 +136,7 @@ def _changed_files(context: Context, known: Validation) -> Fingerprints | None:
         failure = pod.failure
         if failure is None or failure.found is None or known.fingerprints is None:
             continue
-        if pod.runs:
+        if pod.runs_again:
             continue  # Kubernetes keeps the last word of an earlier start for as long as the pod lives
         recipe = context.observed.recipe(pod.revision)
         if recipe is None or recipe.fingerprints != known.fingerprints:
