@@ -107,6 +107,9 @@ def test_a_release_from_install_to_uninstall(cluster: Cluster, operator: Operato
     # Installed, with everything switched on.
     old = earlier_version(tmp_path)
     assert "PrometheusRule" in release(cluster, "install", str(CHART), "--dry-run=server", *ALL_ON)
+    without = "Workers and validation Jobs have no NetworkPolicy"
+    assert without not in release(cluster, "install", str(CHART), "--dry-run=server", *ALL_ON)
+    assert without in release(cluster, "install", str(CHART), "--dry-run=server", "--set=networkPolicy.enabled=true")
     said = release(cluster, "install", str(old), *ALL_ON)
     assert "serves all namespaces" in said
     policies = operator.api.request("GET", "/apis/networking.k8s.io/v1/networkpolicies")["items"]

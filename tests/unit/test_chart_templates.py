@@ -91,6 +91,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "metrics.dashboards.enabled": True,
     "metrics.dashboards.labels": {"folder": "llm"},
     "networkPolicy.enabled": True,
+    "networkPolicy.apiServerPorts": [16443],
     "networkPolicy.workerNamespaces": ["team-a"],
     "networkPolicy.workerEgress": [{"ports": [{"port": 443}]}],
 }
@@ -125,12 +126,34 @@ def test_no_value_is_left_untried() -> None:
         ("metrics__podMonitor__interval", "fast"),
         ("metrics__serviceMonitor", {"enabled": True}),
         ("networkPolicy__egress", []),
+        ("networkPolicy__apiServerPorts", []),
+        ("networkPolicy__apiServerPorts", ["https"]),
+        ("serviceAccount__name", "My_Account"),
+        ("imagePullSecrets", [{"name": "Registry"}]),
         ("crds__keep", "yes"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(setting: str, value: Any) -> None:
     with pytest.raises(ToolError, match="values don't meet the specifications of the schema"):
         render(**{setting: value})
+
+
+def test_names_that_look_like_numbers_stay_names() -> None:
+    """The API server refuses a number in their place."""
+    switches = ["metrics.podMonitor.enabled", "metrics.rules.enabled", "metrics.dashboards.enabled"]
+    arguments = [f"--set={name}=true" for name in (*switches, "networkPolicy.enabled")]
+    spaces = ["--set=rbac.scope=namespaces", '--set-json=rbac.namespaces=["2025"]']
+    text = helm("template", "123", str(CHART), "--namespace=2024", *arguments, *spaces)
+    documents = [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+    assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"2024", "2025"}
+    labels = [label for d in documents for label in d["metadata"].get("labels", {}).values()]
+    assert labels
+    assert {type(label) for label in labels} == {str}
+
+
+def test_a_secret_may_be_named_after_its_registry() -> None:
+    pod = only(render(imagePullSecrets=[{"name": "registry.example.com"}]), "Deployment")["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry.example.com"}]
 
 
 def test_a_digest_takes_the_place_of_the_tag() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tandem_worker.checkpoint import CheckpointError, fingerprint, open_checkpoint
-from tandem_worker.checkpoint.fingerprint import BLOCK_BYTES, BLOCKS, WHOLE_BYTES, sampled_blocks
-from unit.pairs import Files, drafter_files, overwrite
+from tandem_worker.checkpoint.fingerprint import BLOCK_BYTES, BLOCKS, SIDE_FILES, WHOLE_BYTES, sampled_blocks
+from unit.pairs import DRAFT_VOCAB, Files, drafter_files, overwrite
+
+module = sys.modules[sampled_blocks.__module__]  # the package has a function of its name
 
 
 def of(folder: Path) -> str:
@@ -42,6 +45,28 @@ def test_a_changed_weight_config_or_tokenizer_is_another_checkpoint(folder: Path
     (folder / "tokenizer.json").write_text("{}")
     seen.add(of(folder))
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_each_file_that_changes_what_runs_is_a_part_of_it(folder: Path, name: str) -> None:
+    before = of(folder)
+    file = folder / name
+    text = file.read_text() if file.exists() else '{"weight_map": {}}' if name.endswith("index.json") else "{}"
+    if name.endswith("index.json"):
+        text = json.dumps({"weight_map": dict.fromkeys(open_checkpoint(folder).tensors, "model.safetensors")})
+    file.write_text(text + " ")
+    assert of(folder) != before
+
+
+def test_a_map_that_claims_to_be_endless_is_read_to_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = 8 * DRAFT_VOCAB
+    monkeypatch.setattr(module, "sampled_blocks", lambda size: [])
+    monkeypatch.setattr(module, "SMALL_BYTES", entries - 8)
+    before = of(folder)
+    overwrite(folder, "d2t", b"\7", start=entries - 8)
+    assert of(folder) == before
+    overwrite(folder, "d2t", b"\7", start=entries - 16)
+    assert of(folder) != before
 
 
 def test_a_changed_draft_vocabulary_shows_in_a_large_file_too(tmp_path: Path) -> None:

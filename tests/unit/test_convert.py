@@ -219,6 +219,44 @@ def test_speculators_nesting_is_laid_flat_for_engines_that_do_not_read_it(tmp_pa
     assert fits(pair.target, out, SGLANG)
 
 
+def test_a_dtype_that_is_wrong_within_the_nested_config_is_mended_where_the_copy_has_it(tmp_path: Path) -> None:
+    files = healthy()
+    layer = {name: files.config.pop(name) for name in list(files.config) if name not in ("draft_vocab_size",)}
+    files.config |= {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "norm_before_residual": layer.pop("norm_before_residual"),
+        "transformer_layer_config": layer | {"model_type": "llama", "torch_dtype": "float16"},
+    }
+    files.rename("midlayer.", "layers.0.")
+    out = Pair(tmp_path, files).convert(SGLANG)
+    assert "transformer_layer_config" not in config(out)
+    assert config(out)["torch_dtype"] == "float32", "as the files are"
+
+
+@pytest.mark.parametrize("name", ["NOTICE", "tokenizer.json"])
+def test_a_link_out_of_the_drafters_folder_is_not_followed(tmp_path: Path, name: str) -> None:
+    pair = Pair(tmp_path, healthy())
+    (tmp_path / "secret").write_text("private key")
+    (pair.drafter / name).symlink_to("../secret")
+    with pytest.raises(Refused, match=f"{name} is a link out of the drafter's folder, to .*secret"):
+        pair.convert(VLLM)
+    assert pair.left_behind() == {"secret"}
+
+
+def test_links_within_the_folder_and_to_the_blobs_of_a_hub_cache_are_copied_as_files(tmp_path: Path) -> None:
+    home = tmp_path / "models--a--b"
+    pair = Pair(home / "snapshots", healthy())
+    (home / "blobs").mkdir()
+    (home / "blobs" / "0a1b").write_text("of the cache")
+    (pair.drafter / "tokenizer.json").symlink_to("../../blobs/0a1b")
+    (pair.drafter / "README.md").write_text("of the folder")
+    (pair.drafter / "NOTICE").symlink_to("README.md")
+    out = pair.convert(VLLM)
+    assert ((out / "tokenizer.json").read_text(), (out / "NOTICE").read_text()) == ("of the cache", "of the folder")
+    assert not (out / "NOTICE").is_symlink()
+
+
 @settings(max_examples=25)
 @given(
     indexes=st.lists(st.integers(1, LAYERS - 1), min_size=3, max_size=3, unique=True).map(sorted),

@@ -81,6 +81,25 @@ def test_what_published_templates_use_is_there() -> None:
     assert render(template(source), [TALK]) == ['<s>{"role": "user", "content": "Hi"} 4 HI']
 
 
+def test_what_a_template_marks_for_training_is_rendered_as_the_rest() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    assert render(template(source), [TALK]) == ["user: Hi;assistant: Hello;"]
+
+
+@pytest.mark.parametrize("name", [["default"], {"a": 1}, 7, None])
+def test_templates_under_names_that_are_no_text_are_passed_over(tmp_path: Path, name: object) -> None:
+    target = copy_of("target", tmp_path)
+    file = target / "tokenizer_config.json"
+    several = [{"name": name, "template": "wrong"}, "no object", {"name": "default", "template": "right"}]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": several}))
+    found = read_template(open_checkpoint(target))
+    assert found is not None
+    assert found.source == "right"
+
+
 def test_a_machine_whose_processes_begin_with_much_address_space_renders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

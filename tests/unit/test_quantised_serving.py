@@ -182,7 +182,7 @@ def test_what_is_not_read_is_refused_by_validation_and_by_the_worker_in_the_same
     assert finding.where in finding.message
     with pytest.raises(CannotStart) as caught:
         start(replace(tiny_settings(), target=stored))
-    assert caught.value.failure.message == finding.message
+    assert caught.value.failure.message == f"{finding.message} {finding.action}".strip()
 
 
 @pytest.mark.parametrize("rotations", [{}, {"config_groups": {"R3": {"type": "hadamard"}}}])
@@ -217,4 +217,4 @@ def test_a_drafter_of_8_bits_is_refused_by_validation_and_by_the_worker(tmp_path
     assert (verdict, finding.code) == (Verdict.DOES_NOT_FIT, "TDM-DTYPE-NOT-SUPPORTED")
     with pytest.raises(CannotStart) as caught:
         start(replace(tiny_settings(), drafter=drafter))
-    assert caught.value.failure.message == finding.message
+    assert caught.value.failure.message == f"{finding.message} {finding.action}".strip()

@@ -91,6 +91,26 @@ def test_a_file_that_became_shorter_is_named(tmp_path: Path, expected: bool) -> 
             opened.take(info)
 
 
+@pytest.mark.parametrize("expected", [True, False])
+@pytest.mark.parametrize("failure", [RuntimeError("cudaHostAlloc: out of memory"), MemoryError("2 GiB")])
+def test_whatever_a_reading_ends_in_is_told_to_who_waits_for_it(
+    infos: list[TensorInfo], monkeypatch: pytest.MonkeyPatch, failure: Exception, expected: bool
+) -> None:
+    original = reader.read
+
+    def sometimes(info: TensorInfo, page_locked: bool = False) -> torch.Tensor:
+        if info is infos[1]:
+            raise failure
+        return original(info, page_locked)
+
+    monkeypatch.setattr(reader, "read", sometimes)
+    with Reader(1000, threads=1) as opened:
+        opened.expect(infos if expected else [])
+        with pytest.raises(type(failure), match=str(failure)):
+            opened.take(infos[1])
+        assert opened.take(infos[2]).tolist() == [2] * SIZES[2], "the thread reads on"
+
+
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with Reader(100) as opened, pytest.raises(CheckpointError, match=r"gone.safetensors does not exist"):
         opened.take(TensorInfo("t", "U8", (1,), tmp_path / "gone.safetensors", 0, 1))

@@ -9,7 +9,7 @@
 {{- /* What selectors use: it never changes within a release. */ -}}
 {{- define "tandem.selector" -}}
 app.kubernetes.io/name: tandem-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "tandem.labels" -}}

@@ -13,6 +13,7 @@ from tandem_worker.checkpoint.files import read_bytes
 from tandem_worker.finding import Verdict
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
+LARGEST_LAYERS = 10_000
 LARGEST_INTEGER = 2**53  # every JSON reader agrees on integers up to here
 
 
@@ -41,11 +42,16 @@ class Config:
     def names(self) -> tuple[str, ...]:
         return tuple(self._values)
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, most: int = LARGEST_INTEGER) -> int:
         value = self._value(name, default)
-        if not _is_integer(value) or not minimum <= value <= LARGEST_INTEGER:
-            raise self._wrong(name, value, f"an integer of at least {minimum}")
+        if not _is_integer(value) or not minimum <= value <= most:
+            limit = f" and at most {most}" if most < LARGEST_INTEGER else ""
+            raise self._wrong(name, value, f"an integer of at least {minimum}{limit}")
         return value
+
+    def layers(self, default: int | None = None) -> int:
+        """Lists are made as long as that, so there is an end to it: models of today have a hundred."""
+        return self.integer("num_hidden_layers", default, most=LARGEST_LAYERS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above zero."""

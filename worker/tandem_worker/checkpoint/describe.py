@@ -68,7 +68,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
         refuse_settings(config, {"attention_bias": False}, "target", Verdict.COULD_NOT_CHECK)
     return Target(
         architecture=architecture,
-        layers=config.integer("num_hidden_layers"),
+        layers=config.layers(),
         tie_word_embeddings=config.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", default=False)),
         bos_token_id=next(iter(config.integers("bos_token_id") or top.integers("bos_token_id")), None),
         eos_token_ids=_eos_token_ids(checkpoint, config),
@@ -85,7 +85,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
 
 
 def _read_moe(config: Config, family: Family) -> Moe | None:
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     if family.name == "qwen3_moe":
         return Moe(
             experts=config.integer("num_experts", config.integer("num_local_experts", default=128)),
@@ -132,7 +132,7 @@ def _possible(config: Config, moe: Moe | None) -> Moe | None:
 
 def _read_gpt_oss(config: Config) -> GptOss:
     """Without `layer_types` every other layer has a window, the first one too."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     kinds = config.texts("layer_types") or ("sliding_attention", "full_attention") * layers
     return GptOss(
         window=config.integer("sliding_window", default=128),

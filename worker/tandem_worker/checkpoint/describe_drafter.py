@@ -74,7 +74,7 @@ def read_drafter(checkpoint: Checkpoint, target: Target) -> Drafter:
         dtype=declared_dtype(top) or declared_dtype(layer) or stored_dtype(checkpoint, "fc.weight"),
         declared_at=ids.declared_at,
         capture_indexes=ids.capture_indexes,
-        layers=layer.integer("num_hidden_layers", default=1),
+        layers=layer.layers(default=1),
         **{name: _flag(top, places) for name, places in FLAGS.items()},
         qkv_bias=bias,
         out_bias=bias and any(key.endswith("self_attn.o_proj.bias") for key in tensors),

@@ -15,6 +15,7 @@ from tandem_worker.checkpoint.files import readable
 from tandem_worker.checkpoint.folder import INDEX, Checkpoint
 
 WHOLE_BYTES = 8 * 1024 * 1024
+SMALL_BYTES = 256 * 1024 * 1024  # of a map in full; a header may claim anything
 BLOCK_BYTES = 4096
 BLOCKS = 64
 
@@ -27,7 +28,17 @@ SIDE_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     INDEX,
+    "added_tokens.json",
+    "chat_template.json",
+    "hf_quant_config.json",
+    "merges.txt",
+    "params.json",
+    "preprocessor_config.json",
+    "tekken.json",
+    "vocab.json",
 )
+"""Those that are there. New ones stand at the end: a folder without them keeps its fingerprint."""
+
 SMALL_TENSORS = ("d2t", "t2d", "model.d2t", "model.t2d")
 
 
@@ -49,7 +60,10 @@ def fingerprint(checkpoint: Checkpoint) -> str:
             digest.update(f"{name}\0".encode())
             with readable(tensor.file), tensor.file.open("rb") as stream:
                 stream.seek(tensor.start)
-                digest.update(stream.read(tensor.end - tensor.start))
+                left = min(tensor.end - tensor.start, SMALL_BYTES)
+                while part := stream.read(min(left, WHOLE_BYTES)):
+                    digest.update(part)
+                    left -= len(part)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -203,20 +203,24 @@ def _absent(path: Path, file: Path) -> Finding:
     return error("TDM-SHARD-MISSING", message, file=file, expected="the file", action=REFETCH)
 
 
+def leads_out_of(folder: Path, file: Path) -> bool:
+    """A link to somewhere else than the folder, or than the blobs that a hub cache keeps beside it."""
+    if not file.is_symlink():
+        return False
+    home, real = folder.resolve(), file.resolve()
+    cached = real.parent.name == "blobs" and home.is_relative_to(real.parent.parent)
+    return not real.is_relative_to(home) and not cached
+
+
 def _links(path: Path, shards: Iterable[Shard]) -> Iterable[Finding]:
     """Links that leave the folder break when it is mounted alone. A hub cache links its snapshots to its own blobs."""
     for shard in shards:
-        if not shard.file.is_symlink():
-            continue
-        home, real = path.resolve(), shard.file.resolve()
-        if not real.is_relative_to(home) and not (
-            real.parent.name == "blobs" and home.is_relative_to(real.parent.parent)
-        ):
+        if leads_out_of(path, shard.file):
             yield warning(
                 "TDM-LINK-OUTSIDE",
-                f"{shard.file.name} is a symbolic link out of the checkpoint's folder, to {real}.",
+                f"{shard.file.name} is a symbolic link out of the checkpoint's folder, to {shard.file.resolve()}.",
                 file=shard.file,
-                found=real,
+                found=shard.file.resolve(),
                 expected="a file of the folder",
                 action="Copy the file: a pod that mounts the folder alone does not have it.",
             )

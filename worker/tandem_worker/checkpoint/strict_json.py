@@ -29,7 +29,7 @@ def parse(data: bytes) -> Json:
         written = orjson.dumps(value, option=layout)
         if data.startswith(written) and not data[len(written) :].strip(b" \n"):
             return value
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper nesting than it writes
         pass
     return _parse_slowly(data)
 

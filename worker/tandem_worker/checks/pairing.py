@@ -173,7 +173,11 @@ class Pairing:
         tensor = self.parameters.get(name)
         if tensor is None or len(tensor.shape) != 1 or tensor.dtype not in dtypes or self.header_only:
             return None
+        if tensor.shape[0] > LARGEST_VOCABULARY:  # whatever it is; its length is judged by its header
+            return None
         return read_tensor(tensor)
 
+
+LARGEST_VOCABULARY = 2**24
 
 Check = Callable[[Pairing], Iterable[Finding]]

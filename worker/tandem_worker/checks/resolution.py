@@ -78,8 +78,8 @@ def dropped_tensors(checkpoint: Checkpoint, drafter: Drafter) -> tuple[str, ...]
 def shared_parameters(target: Target, drafter: Drafter, target_names: Container[str]) -> dict[str, str]:
     """Drafter parameter -> the target's tensor that stands in when the drafter's files have none.
 
-    Both need equal widths. The embedding also needs the target's vocabulary, the head a draft vocabulary that is the
-    whole of it. A tied target's head is its embedding.
+    Both need equal widths, the head also a draft vocabulary that is the whole of the target's. The embedding is lent
+    whole, whatever the drafter's vocab_size. A tied target's head is its embedding.
     """
     if drafter.hidden_size != target.hidden_size:
         return {}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_worker.checkpoint import CheckpointError, fingerprint, strict_json
-from tandem_worker.checkpoint.folder import CONFIG, INDEX, PICKLE_SUFFIXES
+from tandem_worker.checkpoint.folder import CONFIG, INDEX, PICKLE_SUFFIXES, leads_out_of
 from tandem_worker.checks.engine_resolution import resolve_for
 from tandem_worker.checks.judge import Judgement, errors_of, judge, open_pairing
 from tandem_worker.checks.layer_rules import Indexes
@@ -111,6 +111,8 @@ def _write(draft: Draft, folder: Path) -> None:
     for file in sorted(source.path.iterdir()):
         weights = file.name.endswith((".safetensors", *PICKLE_SUFFIXES))
         if file.is_file() and not weights and file.name not in (CONFIG, INDEX, PROVENANCE):
+            if leads_out_of(source.path, file):  # a checkpoint from elsewhere must not publish what it points at
+                raise Refused(f"{file} is a link out of the drafter's folder, to {file.resolve()}; copy or remove it.")
             shutil.copyfile(file, folder / file.name)
     (folder / PROVENANCE).write_text(json.dumps(_provenance(draft), indent=2, ensure_ascii=False) + "\n")
 

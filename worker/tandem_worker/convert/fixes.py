@@ -110,7 +110,7 @@ def dtype(draft: Draft) -> None:
     if len(stored) == 1 and stored <= STORED_DTYPES.keys() and declared.declared:
         name = STORED_DTYPES[stored.pop()]
         if declared.value != name:
-            draft.set(declared.where, name, "the dtype of the files")
+            draft.set(_at(draft, declared.where.rpartition(".")[2]), name, "the dtype of the files")
 
 
 def offsets(draft: Draft) -> None:

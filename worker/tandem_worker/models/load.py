@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Checkpoint, Drafter, Target, TensorInfo
 from tandem_worker.checkpoint.source import Source, shape_differs
@@ -28,6 +29,7 @@ from tandem_worker.models.share import WHOLE, Share
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+EMBEDDING = "embed_tokens.weight"
 
 
 class LoadedDrafter(NamedTuple):
@@ -92,8 +94,12 @@ def load_drafter(
     lendable = dict(llama.named_parameters())
     shareable = shared_parameters(llama.target, drafter, lendable)
     shared = {name: lendable[key] for name, key in shareable.items() if name in wanted and name not in own}
+    lent = shared.pop(EMBEDDING, None)  # whole: a target padded beyond the drafter's vocab_size has more rows than that
     same = _same_vocabulary(drafter, device) if drafter.draft_vocab_size == drafter.vocab_size else {}
     eagle3.load_state_dict({**same, **shared, **own}, strict=False, assign=True)
+    if lent is not None:
+        eagle3.embed_tokens.weight = lent
+        shared[EMBEDDING] = lent
     return LoadedDrafter(
         eagle3.requires_grad_(False).eval(),
         loaded=tuple(sorted(own)),
@@ -118,7 +124,7 @@ def _read(
     """Parameter name -> its tensor, floating point as `dtype`, the rest as the module has it."""
     by_file = defaultdict(list)
     for name, info in infos.items():
-        if tuple(wanted[name].shape) != info.shape:
+        if tuple(wanted[name].shape) != info.shape and not may_be_padded(info, wanted[name].shape):
             raise shape_differs(info, tuple(wanted[name].shape))
         by_file[info.file].append(name)
     tensors = {}
@@ -126,5 +132,15 @@ def _read(
         with safe_open(file, framework="pt", device=str(device)) as shard:
             for name in names:
                 kind = dtype if wanted[name].is_floating_point() else wanted[name].dtype
-                tensors[name] = shard.get_tensor(infos[name].name).to(kind)
+                tensors[name] = padded(name, shard.get_tensor(infos[name].name).to(kind), wanted[name].shape)
     return tensors
+
+
+def may_be_padded(info: TensorInfo, shape: Sequence[int]) -> bool:
+    """A t2d that ends where the tokenizer does, before the rows that pad the vocabulary."""
+    return info.name.endswith("t2d") and len(info.shape) == 1 and info.shape[0] < shape[0]
+
+
+def padded(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
+    """t2d with the entries that it lacks: ids that are never drafted."""
+    return F.pad(value, (0, shape[0] - len(value))) if name == "t2d" else value

@@ -46,7 +46,7 @@ class Reader:
         self._window, self._page_locked = window_bytes, page_locked
         self._expected: deque[TensorInfo] = deque()
         self._underway: set[str] = set()
-        self._ready: dict[str, Tensor | CheckpointError] = {}
+        self._ready: dict[str, Tensor | Exception] = {}
         self._held = 0  # bytes underway or ready
         self.bytes_read = 0
         self._changed = Condition()
@@ -80,7 +80,8 @@ class Reader:
     def take(self, info: TensorInfo) -> Tensor:
         """The tensor in host memory, as it is stored. It is read at once when it was not expected, or not so soon.
 
-        Raises CheckpointError when the file can not be read, or ends before the tensor does.
+        Raises CheckpointError when the file can not be read, or ends before the tensor does, and what else the reading
+        raised: there may be no memory for it.
         """
         with self._changed:
             if info.name not in self._underway and info.name not in self._ready:
@@ -98,7 +99,7 @@ class Reader:
             result = self._ready.pop(info.name)
             self._held -= _size(info)
             self._changed.notify_all()
-        if isinstance(result, CheckpointError):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -118,10 +119,10 @@ class Reader:
         return bool(self._expected) and (self._held == 0 or self._held + _size(self._expected[0]) <= self._window)
 
     def _finish(self, info: TensorInfo) -> None:
-        result: Tensor | CheckpointError
+        result: Tensor | Exception
         try:
             result = read(info, self._page_locked)
-        except CheckpointError as failure:
+        except Exception as failure:  # of a thread of ours: who waits for the tensor is told
             result = failure
         with self._changed:
             self._underway.remove(info.name)

@@ -6,6 +6,7 @@ in the place of one. Shapes: V target vocabulary, Vd draft vocabulary, H hidden 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,14 @@ from torch.nn import functional as F
 
 from tandem_worker.checkpoint import Drafter, TensorInfo
 from tandem_worker.models.eagle3 import Eagle3
+from tandem_worker.models.load import EMBEDDING, padded
 from tandem_worker.models.reader import read
 from tandem_worker.probe.streamed import Streamed, mapped
 from tandem_worker.probe.wiring import DraftIds, Pairs, Source, Wiring
 
 FRESH_DEVIATION = 0.02  # of the weights of a fresh model, as transformers initialises them
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
+ROTATED = re.compile(r"self_attn\.[qk]_(proj\.(weight|bias)|norm\.weight)$")
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def load_parts(drafter: Drafter, tensors: Mapping[str, TensorInfo], streamed: St
         if name == EMBEDDING:
             values[name] = mapped(info)
         else:
-            value = read(info)
+            value = padded(name, read(info), (drafter.vocab_size,))
             values[name] = value.to(streamed.device, streamed.dtype if value.is_floating_point() else None)
     return Parts(drafter, values, streamed.embedding, streamed.head_rows, streamed.device, streamed.dtype)
 
@@ -89,9 +92,7 @@ def build(parts: Parts, wiring: Wiring) -> Built:
     lost |= wanted.keys() - values.keys() - {EMBEDDING}
     values |= {name: fresh(name, wanted[name], parts) for name in sorted(lost) if name in wanted}
     if wiring.rope_pairs is Pairs.INTERLEAVED:
-        for name in ("q", "k"):
-            key = f"midlayer.self_attn.{name}_proj.weight"
-            values[key] = as_halves(values[key], described.head_dim)
+        values |= {key: as_halves(value, described.head_dim) for key, value in values.items() if ROTATED.search(key)}
     module.load_state_dict(values, strict=False, assign=True)
     return Built(wiring, module.requires_grad_(False).eval(), _table(parts, wiring, wanted[EMBEDDING]), ids)
 
@@ -116,12 +117,13 @@ def fresh(name: str, like: Tensor, parts: Parts) -> Tensor:
 
 
 def as_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """weight [heads * D, inputs] -> the same rows, each head's neighbours put into its two halves.
+    """weight [heads * D, inputs], or a bias or a gain [heads * D] or [D] -> the same rows, each head's neighbours put
+    into its two halves.
 
     Scores of attention do not change when queries and keys are permuted alike, so turning neighbours is turning halves
     of rows that were permuted.
     """
-    pairs = weight.view(-1, head_dim // 2, 2, weight.shape[1])  # [heads, D/2, 2, inputs]
+    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])  # [heads, D/2, 2, inputs]
     return pairs.transpose(1, 2).reshape(weight.shape).contiguous()
 
 

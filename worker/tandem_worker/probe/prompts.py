@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from tandem_worker.checkpoint import Checkpoint, CheckpointError, strict_json
 from tandem_worker.checkpoint.errors import error
 from tandem_worker.checkpoint.files import read_bytes
+from tandem_worker.checkpoint.tokenizer import read_tokenizer
 from tandem_worker.probe.template import Message, read_template, render
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 LARGEST_FILE_BYTES = 16 * 1024 * 1024
-LARGEST_TOKENIZER_BYTES = 256 * 1024 * 1024
 MOST_PROMPTS = 64
 LONG_KINDS = ("chat", "prose", "maths")
 LONGEST_TOKENS, LONG_TOKENS = 192, 1024  # of an ordinary text, of one that is there for its length
@@ -56,14 +54,7 @@ def shipped() -> tuple[Prompt, ...]:
 
 def tokenize(prompts: Sequence[Prompt], target: Checkpoint, vocab_size: int, longest: int) -> list[list[int]]:
     """Token ids by the target's own tokenizer, of each text at most the first `longest`. Raises CheckpointError."""
-    file = target.path / "tokenizer.json"
-    text = read_bytes(file, LARGEST_TOKENIZER_BYTES)
-    try:
-        tokenizer = Tokenizer.from_buffer(text)
-    except Exception as failure:  # the library raises plain Exception
-        action = "Restore the file from where the target was published."
-        message = f"{file.name} is not a tokenizer that the tokenizers library reads: {failure}."
-        raise CheckpointError(error("TDM-TOKENIZER-MALFORMED", message, file=file, action=action)) from None
+    tokenizer = read_tokenizer(target.path)
     rows = []
     for prompt, (whole, templated) in zip(prompts, _written(prompts, target), strict=True):
         # A template writes special tokens of its own; the tokenizer would put them in front a second time.
@@ -73,6 +64,7 @@ def tokenize(prompts: Sequence[Prompt], target: Checkpoint, vocab_size: int, lon
     if largest >= vocab_size:
         message = f"The tokenizer makes token id {largest}; the target's vocabulary has {vocab_size}."
         action = "Use the tokenizer that belongs to this target."
+        file = target.path / "tokenizer.json"
         raise CheckpointError(error("TDM-TOKENIZER-VOCABULARY", message, file=file, found=largest, action=action))
     return [row for row in rows if row]
 

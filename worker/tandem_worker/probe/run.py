@@ -153,6 +153,10 @@ def _texts(
         longest = max(1, min(LONGEST_PROMPT_TOKENS, longest - options.new_tokens))
     rows = tokenize(read_prompts(options.prompts), pairing.target.checkpoint, target.vocab_size, longest)
     if not options.new_tokens:
+        rows = [row for row in rows if len(row) > 1]  # one token alone has nothing to be drafted after it
+    if not rows:
+        raise CheckpointError(_too_little(pairing, 0))
+    if not options.new_tokens:
         return rows, [0] * len(rows)
     dtype = torch.float32 if device.type == "cpu" else arithmetic(target, pairing.target.checkpoint)
     whole = load_target(pairing.target.checkpoint, target, dtype, device)

@@ -54,8 +54,8 @@ def read_template(target: Checkpoint) -> Template | None:
         return Template(read_bytes(file, LARGEST_TEMPLATE_BYTES).decode("utf-8", "replace"), file, tokens)
     source = config.get("chat_template")
     if isinstance(source, list):  # several by name
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
+        named = (item for item in source if isinstance(item, dict) and item.get("name") == "default")
+        source = next(named, {}).get("template")
     return Template(source, config_file, tokens) if isinstance(source, str) and source else None
 
 

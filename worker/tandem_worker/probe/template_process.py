@@ -18,10 +18,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
+
+
+class Generation(Extension):
+    """`{% generation %}` marks the assistant's own words for training; what is within is rendered as if it were not."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @lru_cache(maxsize=4)  # a server has one
@@ -32,7 +44,8 @@ def _compiled(source: str) -> Template:
     def to_json(value: object, indent: int | None = None, **_: object) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    extensions = [loopcontrols, Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from tandem_worker.checkpoint import (
     Checkpoint,
@@ -26,6 +25,7 @@ from tandem_worker.checkpoint import (
     read_drafter,
     read_target,
 )
+from tandem_worker.checkpoint.tokenizer import read_tokenizer
 from tandem_worker.checks import drafter_parameters, resolve
 from tandem_worker.checks.builtin import beyond_kernels, indivisible, unread_weights, unserved
 from tandem_worker.contract import (
@@ -121,7 +121,8 @@ def _told_why() -> Iterator[None]:
     try:
         yield
     except CheckpointError as failure:
-        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", str(failure)) from failure
+        message = " ".join(filter(None, (part for f in failure.findings for part in (f.message, f.action))))
+        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message) from failure
     except EngineBroken as failure:
         raise CannotStart(ExitCode.CANNOT_LOAD, "EngineBroken", f"The self-test failed: {failure}.") from failure
     except GpuProblem as failure:
@@ -136,7 +137,7 @@ def _told_why() -> Iterator[None]:
 def _start(settings: Settings) -> Worker:
     torch.set_num_threads(settings.threads)
     pair = open_pair(settings)
-    vocabulary = Vocabulary(_read_tokenizer(settings.target), pair.target.vocab_size)
+    vocabulary = Vocabulary(read_tokenizer(settings.target), pair.target.vocab_size)
     engine, loaded = make_engine(settings, pair)
     engine.prepare()
     prompts = _self_test_prompts(vocabulary, pair.target)
@@ -232,15 +233,6 @@ def open_pair(settings: Settings) -> Pair:
     if message := indivisible(target, settings.tensor_parallel):
         raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message)
     return Pair(target_checkpoint, target, drafter_checkpoint, drafter, found)
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as failure:  # the library raises bare Exception
-        message = f"The tokenizer {file} can not be read: {failure}. Add the tokenizer.json of the target's checkpoint."
-        raise CannotStart(ExitCode.CANNOT_LOAD, "CannotLoad", message) from failure
 
 
 def _refuse_missing(loaded: LoadedDrafter, checkpoint: Checkpoint) -> None:
