@@ -15,7 +15,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubernetes.aio import client
 from pydantic import Field
@@ -49,6 +49,13 @@ class _Lease(ApiModel):
     spec: _Spec = _Spec()
 
 
+class _Problem(NamedTuple):
+    """Why the lease is not ours. That another operator has it is as it should be, that it can't be had is not."""
+
+    level: int
+    words: str
+
+
 class Lease:
     """`identity`: of the pod. A container that was restarted in it takes its own lease up again at once."""
 
@@ -60,10 +67,10 @@ class Lease:
 
     async def acquire(self) -> None:
         """Until it is ours. Why it is not, is told when that changes."""
-        told = ""
+        told = None
         while problem := await self._problem():
             if problem != told:
-                log.warning("waiting for the lease %s/%s: %s", self._namespace, NAME, problem)
+                log.log(problem.level, "waiting for the lease %s/%s: %s", self._namespace, NAME, problem.words)
             told = problem
             await asyncio.sleep(LOOK_EVERY_SECONDS)
         log.info("%s holds the lease %s/%s", self._identity, self._namespace, NAME)
@@ -75,7 +82,7 @@ class Lease:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TRY_SECONDS):
                     if problem := await self._problem():
-                        log.warning("the lease %s/%s was not renewed: %s", self._namespace, NAME, problem)
+                        log.warning("the lease %s/%s was not renewed: %s", self._namespace, NAME, problem.words)
             if _now() - self._renewed_seconds > RENEW_WITHIN_SECONDS:
                 raise LeaseLost(f"the lease was not renewed for {_now() - self._renewed_seconds:.0f} s")
 
@@ -87,19 +94,20 @@ class Lease:
                 if found and found.spec.holder == self._identity:
                     await self._write(found, holder="")
 
-    async def _problem(self) -> str:
-        """Take or renew it. Why it is not ours, or empty; whatever failed is tried again by the caller."""
+    async def _problem(self) -> _Problem | None:
+        """Take or renew it. Why it is not ours, if it is not; whatever failed is tried again by the caller."""
         asked_seconds = _now()
         try:
             found = await self._read()
             if found is not None and not self._free(found):
-                return f"{found.spec.holder} holds it"
+                return _Problem(logging.INFO, f"{found.spec.holder} holds it")
             await self._write(found, holder=self._identity)
         except kube.UNANSWERED as error:
             refused = isinstance(error, client.ApiException) and error.status == 403
-            return kube.words(error) + (" (the operator's role needs get, create and update on leases)" * refused)
+            needs = " (the operator's role needs get, create and update on leases)" * refused
+            return _Problem(logging.WARNING, kube.words(error) + needs)
         self._renewed_seconds = asked_seconds
-        return ""
+        return None
 
     def _free(self, found: _Lease) -> bool:
         if found.metadata.resource_version != self._seen:

@@ -163,7 +163,8 @@ def _history(item: kube.ControllerRevisionObject, uid: str) -> History:
         recipe = Recipe.model_validate(item.data)
     except ValidationError as error:
         raise InvalidObject(
-            f"its ControllerRevision {item.metadata.name} was written by another operator: {error}"
+            f"its ControllerRevision {item.metadata.name} was written by another operator. Run that one again, or "
+            f"delete the record (what it describes can not be started anew then): {error}"
         ) from error
     return History(
         revision=item.metadata.labels.get(names.REVISION, ""),

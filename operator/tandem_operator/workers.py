@@ -45,11 +45,12 @@ class Workers:
         self._signer = signer
         self._replays: dict[str, asyncio.Task[None]] = {}  # by pod uid: one at a time
         self._versions: dict[str, tuple[int, str]] = {}  # by pod uid: its restarts, and what it said then
-        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._reading = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._switching = asyncio.Semaphore(ASKED_AT_ONCE)  # who takes a pair back does not stand in line with readers
 
     async def read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
         """What the worker says; a part that can't be read is None, which is no evidence of anything."""
-        async with self._asking:
+        async with self._reading:
             return await self._read(ip, pod, recipe)
 
     async def _read(self, ip: str, pod: Pod, recipe: Recipe) -> Worker:
@@ -96,7 +97,7 @@ class Workers:
     async def switch(self, ip: str, pod_uid: str, enabled: bool, reason: str) -> str:
         """Switch speculation; returns what went wrong, or an empty string."""
         url = f"http://{_host(ip)}:{WORKER_PORT}/admin/speculation"
-        async with self._asking:
+        async with self._switching:
             token = self._signer.sign(SpeculationCommand.to_pod(pod_uid, enabled, reason, time.time()))
             headers = {"Authorization": f"Bearer {token}"}
             try:

@@ -198,7 +198,9 @@ def test_last_words_of_an_engine_that_was_started_again_are_known_to_be_of_befor
 
 def test_a_record_that_another_operator_wrote_is_named() -> None:
     record = {"metadata": {"name": "pair-r7", "uid": "uid"}, "revision": 7, "data": {"engine": {"type": "Later"}}}
-    with pytest.raises(InvalidObject, match=r"ControllerRevision pair-r7 was written by another operator"):
+    with pytest.raises(
+        InvalidObject, match=r"ControllerRevision pair-r7 was written by another operator.*delete the record"
+    ):
         _history(kube.ControllerRevisionObject.model_validate(record), "uid")
 
 
@@ -399,6 +401,20 @@ async def test_workers_are_switched_at_once_so_that_one_that_does_not_answer_hol
         monkeypatch.setattr(workers, "READ_TIMEOUT", aiohttp.ClientTimeout(total=60))
         await _commands(found, sight, plan)
     assert asked == 3, "nobody knows where the fourth one is"
+
+
+async def test_a_command_does_not_wait_for_workers_that_do_not_answer_when_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "ASKED_AT_ONCE", 1)
+    async with worker(monkeypatch, metrics=never, status=never, admin__speculation=says("")) as found:
+        monkeypatch.setattr(workers, "READ_TIMEOUT", aiohttp.ClientTimeout(total=60))
+        reading = asyncio.create_task(found.read("127.0.0.1", POD, BUILTIN))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            assert await found.switch("127.0.0.1", "pod-1", False, "TooSlow") == ""
+        assert not reading.done()
+        reading.cancel()
 
 
 VLLM = recipe(spec(engine={"type": "vllm", "image": "vllm:1"}), "pair", None)

@@ -18,6 +18,7 @@ from tandem_worker.finding import Finding
 T2D_DTYPES = INTEGERS | {"BOOL": "?"}
 NORMS = ("norm.weight", *(f"midlayer.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")))
 FIRST_INPUTS = ("midlayer.self_attn.q_proj.weight", "midlayer.self_attn.q_a_proj.weight")
+LARGEST_VOCABULARY = 2**24
 PACKED_DTYPES = frozenset({"U8", "I32", "U32", "F4", "I8"})
 
 
@@ -177,7 +178,5 @@ class Pairing:
             return None
         return read_tensor(tensor)
 
-
-LARGEST_VOCABULARY = 2**24
 
 Check = Callable[[Pairing], Iterable[Finding]]
