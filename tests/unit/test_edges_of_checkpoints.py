@@ -22,6 +22,7 @@ from tandem_worker.checks.judge import judge, open_pairing
 from tandem_worker.contract import SelfTestOutcome, ValidationReport, Verdict
 from tandem_worker.engines import load
 from tandem_worker.finding import Finding
+from tandem_worker.models.load import padded
 from tandem_worker.probe.build import as_halves
 from tandem_worker.probe.prompts import Prompt, tokenize
 from tandem_worker.server.start import start
@@ -88,6 +89,13 @@ def test_a_drafter_whose_t2d_ends_before_the_padding_is_served(tmp_path: Path, m
     worker = start(replace(tiny_settings(), target=target, drafter=drafter))
     worker.engine.stop()
     assert worker.status().self_test.outcome is SelfTestOutcome.ALIVE
+
+
+@pytest.mark.parametrize(("have", "need", "after"), [(3, 5, 5), (5, 5, 5), (7, 5, 7)])
+def test_a_map_of_drafted_ids_is_made_longer_and_never_cut(have: int, need: int, after: int) -> None:
+    marked = padded("t2d", torch.ones(have, dtype=torch.bool), (need,))
+    assert (len(marked), int(marked.sum())) == (after, have)
+    assert len(padded("d2t", torch.ones(have), (need,))) == have
 
 
 @pytest.mark.parametrize(

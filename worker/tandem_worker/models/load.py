@@ -142,5 +142,5 @@ def may_be_padded(info: TensorInfo, shape: Sequence[int]) -> bool:
 
 
 def padded(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
-    """t2d with the entries that it lacks: ids that are never drafted."""
-    return F.pad(value, (0, shape[0] - len(value))) if name == "t2d" else value
+    """t2d with the entries that it lacks: ids that are never drafted. One that is too long stays so, and is refused."""
+    return F.pad(value, (0, max(0, shape[0] - len(value)))) if name == "t2d" else value
